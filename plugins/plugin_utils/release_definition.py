@@ -1,0 +1,301 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Release definitions: read from catalogue/releases or an inventory, checked whole, identified by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+CATALOGUE = Path(__file__).resolve().parents[2] / "catalogue"
+DEFAULT_SOURCE = "default"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_VARIANT = re.compile(r"cpu|cu\d{3}")
+_PYTHON = re.compile(r"3\.\d{1,2}")
+_PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_2_(\d{2})")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_WHERE = ("description", "indexes", "sources", "lock")  # say what for and from where, not what: no part of the id
+
+
+class ReleaseError(ValueError):
+    """A release that is unknown, or a definition that cannot be right; the message lists every problem."""
+
+
+@dataclass(frozen=True)
+class MetadataWheel:
+    """A wheel without files that this collection builds: it lets a distribution be found under another name."""
+
+    name: str
+    version: str
+    requires: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two distributions that claim the same paths; the winner's files must lie there, every time."""
+
+    winner: str
+    loser: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """One locked software set.
+
+    Attributes:
+        python: version the closure is locked for, such as ``3.12``.
+        platform: ``<machine>-manylinux_2_<minor>``, the oldest C library a host may have.
+        sources: normalised package name to the only sources it may come from, first match wins.
+        lock_path: where the lock lies or would lie.
+        lock_sha256: None while there is no lock; such a release cannot be bundled or installed.
+    """
+
+    name: str
+    vllm: str
+    variant: str
+    python: str
+    platform: str
+    requirements: tuple[str, ...]
+    overrides: tuple[str, ...]
+    metadata_wheels: tuple[MetadataWheel, ...]
+    indexes: Mapping[str, str]
+    sources: Mapping[str, tuple[str, ...]]
+    overlaps: tuple[Overlap, ...]
+    interpreter: Mapping[str, str] | None
+    description: str
+    lock_path: Path
+    lock_sha256: str | None
+    id: str = field(default="")
+
+    @property
+    def machine(self) -> str:
+        """``x86_64`` or ``aarch64``."""
+        return self.platform.split("-", 1)[0]
+
+    @property
+    def glibc(self) -> tuple[int, int]:
+        """The oldest C library a host may have, as (major, minor)."""
+        return 2, int(self.platform.rsplit("_", 1)[1])
+
+    def sources_of(self, package: str) -> tuple[str, ...]:
+        """The only sources ``package`` (any spelling) may come from, first match wins."""
+        return self.sources.get(canonicalize_name(package), (DEFAULT_SOURCE,))
+
+    def lock_text(self) -> str:
+        """The lock.
+
+        Raises:
+            ReleaseError: there is none.
+        """
+        if self.lock_sha256 is None:
+            raise ReleaseError(
+                f"Release {self.name} has no lock ({self.lock_path} does not exist). "
+                f"Make it where its indexes can be reached: make lock RELEASE={self.name}"
+            )
+        return self.lock_path.read_text(encoding="utf-8")
+
+    def as_plan(self) -> dict[str, Any]:
+        """The release as it stands in a plan (docs/design.md, ``releases``)."""
+        return {
+            "name": self.name,
+            "id": self.id,
+            "vllm": self.vllm,
+            "variant": self.variant,
+            "python": self.python,
+            "lock_sha256": self.lock_sha256,
+            "interpreter": dict(self.interpreter) if self.interpreter else None,
+            "overlaps": [{"winner": o.winner, "loser": o.loser} for o in self.overlaps],
+        }
+
+
+def shipped_releases(catalogue: Path = CATALOGUE) -> list[str]:
+    """Names of the releases in the catalogue, sorted."""
+    return sorted(path.stem for path in (catalogue / "releases").glob("*.yml"))
+
+
+def load_release(name: str, extra: Mapping[str, Any] | None = None, catalogue: Path = CATALOGUE) -> Release:
+    """Read, check and identify one release.
+
+    Args:
+        extra: definitions from an inventory by name, looked up before the catalogue. Such a definition names its
+            lock's absolute path in ``lock``.
+
+    Raises:
+        ReleaseError: unknown name or wrong definition; every problem is listed.
+    """
+    definition, where, lock_path = _find(name, extra or {}, catalogue)
+    problems: list[str] = []
+    release = _parse(name, definition, lock_path, problems)
+    if problems:
+        raise ReleaseError(f"{where}: " + "; ".join(problems))
+    return release
+
+
+def load_uv(catalogue: Path = CATALOGUE) -> dict[str, Any]:
+    """The uv that hosts get: ``{"version": …, "wheels": {machine: {"file": …, "sha256": …}}}``."""
+    return yaml.safe_load((catalogue / "uv.yml").read_text(encoding="utf-8"))
+
+
+def _find(name: str, extra: Mapping[str, Any], catalogue: Path) -> tuple[dict[str, Any], str, Path]:
+    if not _NAME.fullmatch(name):
+        raise ReleaseError(
+            f"{name!r} is no release name: small letters, digits, dots, hyphens and underscores, at most 64"
+        )
+    path = catalogue / "releases" / f"{name}.yml"
+    if name in extra:
+        definition = json.loads(json.dumps(extra[name]))  # plain types, whatever the inventory's parser tagged
+        lock = definition.get("lock") if isinstance(definition, dict) else None
+        return definition, f"release {name} (inventory)", Path(lock) if lock else path.with_suffix(".txt")
+    try:
+        definition = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(sorted({*shipped_releases(catalogue), *map(str, extra)}))
+        raise ReleaseError(f"There is no release {name!r}. Known are: {known}") from None
+    except yaml.YAMLError as error:
+        raise ReleaseError(f"{path}: not YAML: {error}") from None
+    return definition, str(path), path.with_suffix(".txt")
+
+
+def _parse(name: str, definition: Any, lock_path: Path, problems: list[str]) -> Release:
+    if not isinstance(definition, dict):
+        raise ReleaseError(f"release {name}: a definition is a mapping, found {type(definition).__name__}")
+    known = {
+        *("description", "vllm", "variant", "python", "platform", "requirements", "overrides", "metadata_wheels"),
+        *("indexes", "sources", "overlaps", "interpreter", "lock"),
+    }
+    if unknown := sorted(set(map(str, definition)) - known):
+        problems.append(f"unknown keys {', '.join(unknown)} (known: {', '.join(sorted(known))})")
+
+    def text(key: str, pattern: re.Pattern[str] | None, form: str) -> str:
+        value = definition.get(key)
+        if not isinstance(value, str) or (pattern is not None and not pattern.fullmatch(value)):
+            problems.append(f"{key} is {value!r}, expected {form}")
+            return ""
+        return value
+
+    vllm = text("vllm", None, 'a version in quotes, such as "0.28.0"')
+    if vllm:
+        try:
+            Version(vllm)
+        except InvalidVersion:
+            problems.append(f"vllm is {vllm!r}, which is no version")
+    variant = text("variant", _VARIANT, "cpu or a CUDA variant such as cu130")
+    python = text("python", _PYTHON, 'a Python version in quotes, such as "3.12"')
+    platform = text("platform", _PLATFORM, "<x86_64 or aarch64>-manylinux_2_<minor>, such as x86_64-manylinux_2_36")
+    requirements = _requirements(definition, "requirements", problems)
+    if not requirements:
+        problems.append("requirements is empty: at least vllm itself must stand there, with its version")
+    overrides = _requirements(definition, "overrides", problems)
+    wheels = tuple(
+        MetadataWheel(
+            str(entry["name"]), str(entry["version"]), _requirements(entry, "requires", problems, "metadata_wheels.")
+        )
+        for entry in _entries(definition, "metadata_wheels", {"name", "version"}, {"requires"}, problems)
+    )
+    overlaps = tuple(
+        Overlap(canonicalize_name(str(entry["winner"])), canonicalize_name(str(entry["loser"])))
+        for entry in _entries(definition, "overlaps", {"winner", "loser"}, set(), problems)
+    )
+    problems.extend(f"overlap of {o.winner} with itself" for o in overlaps if o.winner == o.loser)
+    indexes, sources = _sources(definition, problems)
+    interpreter = definition.get("interpreter")
+    if interpreter is not None and not (
+        isinstance(interpreter, dict)
+        and set(interpreter) == {"file", "sha256"}
+        and "/" not in str(interpreter["file"])
+        and _SHA256.fullmatch(str(interpreter["sha256"]))
+    ):
+        problems.append("interpreter must have exactly file (a name without a path) and sha256 (64 hex digits)")
+    lock_sha256 = hashlib.sha256(lock_path.read_bytes()).hexdigest() if lock_path.is_file() else None
+    if "lock" in definition and not lock_path.is_absolute():
+        problems.append(f"lock is {str(lock_path)!r}, expected an absolute path, such as {{{{ inventory_dir }}}}/x.txt")
+    if "lock" in definition and lock_sha256 is None:
+        problems.append(f"lock {lock_path} does not exist")
+    identity = {key: value for key, value in definition.items() if key not in _WHERE}
+    canonical = json.dumps([identity, lock_sha256], sort_keys=True, separators=(",", ":"))
+    return Release(
+        name=name,
+        vllm=vllm,
+        variant=variant,
+        python=python,
+        platform=platform,
+        requirements=requirements,
+        overrides=overrides,
+        metadata_wheels=wheels,
+        indexes=indexes,
+        sources=sources,
+        overlaps=overlaps,
+        interpreter=interpreter,
+        description=str(definition.get("description", "")),
+        lock_path=lock_path,
+        lock_sha256=lock_sha256,
+        id=f"{name}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}",
+    )
+
+
+def _requirements(definition: Mapping[str, Any], key: str, problems: list[str], prefix: str = "") -> tuple[str, ...]:
+    value = definition.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
+        problems.append(f"{prefix}{key} must be a list of requirement lines")
+        return ()
+    for line in value:
+        try:
+            if Requirement(line).url:
+                problems.append(f"{prefix}{key}: {line!r} names an address; say in sources where a package comes from")
+        except InvalidRequirement as error:
+            problems.append(f"{prefix}{key}: {line!r} is no requirement: {str(error).splitlines()[0]}")
+    return tuple(value)
+
+
+def _entries(
+    definition: Mapping[str, Any], key: str, needed: set[str], optional: set[str], problems: list[str]
+) -> Iterable[dict[str, Any]]:
+    value = definition.get(key, [])
+    if not isinstance(value, list):
+        problems.append(f"{key} must be a list")
+        return
+    for entry in value:
+        if isinstance(entry, dict) and needed <= set(entry) <= needed | optional:
+            yield entry
+        else:
+            allowed = f" (and may have {', '.join(sorted(optional))})" if optional else ""
+            problems.append(f"{key}: {entry!r} must have {', '.join(sorted(needed))}{allowed} and nothing else")
+
+
+def _sources(definition: Mapping[str, Any], problems: list[str]) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+    indexes: dict[str, str] = {}
+    declared = definition.get("indexes", {})
+    if not isinstance(declared, dict):
+        problems.append("indexes must map a name to an address")
+        declared = {}
+    for index, url in declared.items():
+        if index == DEFAULT_SOURCE:
+            problems.append(f"indexes: {DEFAULT_SOURCE} is the index as pip is configured and cannot be named anew")
+        elif not isinstance(url, str) or not re.match(r"(https?|file)://|/", url):
+            problems.append(f"indexes.{index} is {url!r}, expected http(s)://, file:// or a directory's absolute path")
+        else:
+            indexes[index] = url.rstrip("/")
+    sources: dict[str, tuple[str, ...]] = {}
+    declared = definition.get("sources", {})
+    if not isinstance(declared, dict):
+        problems.append("sources must map a package to a list of sources")
+        declared = {}
+    for package, names in declared.items():
+        if not isinstance(names, list) or not names:
+            problems.append(f"sources.{package} must be a list with at least one source")
+            continue
+        missing = [name for name in names if name != DEFAULT_SOURCE and name not in indexes]
+        problems.extend(f"sources.{package}: there is no index {name!r} in indexes" for name in missing)
+        sources[canonicalize_name(str(package))] = tuple(map(str, names))
+    return indexes, sources

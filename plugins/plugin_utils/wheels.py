@@ -1,0 +1,114 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Wheels: which files fit a target's Python and C library, and wheels without files that are built here."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Sequence
+from functools import lru_cache
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+_SUMMARY = "Metadata only, built by onprem.vllm: requires what provides it under another name"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold: the same bytes on every machine
+
+
+class WheelError(ValueError):
+    """A file that is no wheel, or a wheel without what every wheel has."""
+
+
+@lru_cache(maxsize=16)
+def target_tags(python: str, machine: str, glibc: tuple[int, int]) -> dict[Tag, int]:
+    """Every tag that fits CPython ``python`` on a host with at least this C library, with its rank (0 is best).
+
+    Computed from the target alone: the machine that builds a bundle may have another Python and another C library.
+    """
+    version = tuple(int(part) for part in python.split("."))
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc[1], 4, -1)]
+    legacy = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+    for minor, alias in legacy.items():
+        if minor <= glibc[1] and (machine == "x86_64" or alias == "manylinux2014"):
+            platforms.insert(platforms.index(f"manylinux_2_{minor}_{machine}") + 1, f"{alias}_{machine}")
+    platforms.append(f"linux_{machine}")
+    abi = f"cp{version[0]}{version[1]}"
+    ranked: dict[Tag, int] = {}
+    for tag in (
+        *cpython_tags(version, abis=[abi], platforms=platforms),
+        *compatible_tags(version, interpreter=abi, platforms=platforms),
+    ):
+        ranked.setdefault(tag, len(ranked))
+    return ranked
+
+
+def wheel_rank(filename: str, tags: dict[Tag, int]) -> int | None:
+    """How well a wheel fits (lower is better), None where it does not, or is no wheel."""
+    try:
+        _, _, build, own = parse_wheel_filename(filename)
+    except InvalidWheelFilename:
+        return None
+    best = min((tags[tag] for tag in own if tag in tags), default=None)
+    return None if best is None else best * 1000 - min(build[0] if build else 0, 999)
+
+
+def wheel_name_version(filename: str) -> tuple[str, str]:
+    """Normalised name and version of a wheel's file name.
+
+    Raises:
+        WheelError: the name is no wheel's.
+    """
+    try:
+        name, version, _, _ = parse_wheel_filename(filename)
+    except InvalidWheelFilename as error:
+        raise WheelError(str(error)) from None
+    return name, str(version)
+
+
+def read_metadata(source: str | io.BufferedIOBase) -> bytes:
+    """METADATA of a wheel, as PEP 658 serves it beside the file.
+
+    Raises:
+        WheelError: the file is no zip or has no METADATA.
+    """
+    try:
+        with zipfile.ZipFile(source) as wheel:
+            members = [n for n in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)]
+            if len(members) != 1:
+                raise WheelError(f"{len(members)} METADATA files where every wheel has one")
+            return wheel.read(members[0])
+    except (zipfile.BadZipFile, OSError) as error:
+        raise WheelError(f"not a readable wheel: {error}") from None
+
+
+def build_metadata_wheel(name: str, version: str, requires: Sequence[str]) -> tuple[str, bytes]:
+    """File name and bytes of a wheel that has only metadata; the same bytes for the same arguments, everywhere.
+
+    Stored, not deflated: zlib's output differs between its versions, and the hash stands in a lock.
+    """
+    distribution = canonicalize_name(name).replace("-", "_")
+    info = f"{distribution}-{version}.dist-info"
+    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: {_SUMMARY}\n"]
+    metadata += [f"Requires-Dist: {requirement}\n" for requirement in requires]
+    files = {
+        f"{info}/METADATA": "".join(metadata).encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: onprem.vllm\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},sha256={_record_hash(content)},{len(content)}\n" for path, content in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for path, content in files.items():
+            member = zipfile.ZipInfo(path, _EPOCH)
+            member.external_attr = 0o100644 << 16
+            member.create_system = 3
+            archive.writestr(member, content)
+    return f"{distribution}-{version}-py3-none-any.whl", buffer.getvalue()
+
+
+def _record_hash(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
