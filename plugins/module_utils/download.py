@@ -32,6 +32,7 @@ def download(
     timeout_s: float = 60.0,
     progress: Callable[[int], None] | None = None,
     mode: int = 0o644,
+    use_proxy: bool = False,
 ) -> None:
     """Put the file behind ``url`` at ``destination``; a part from an earlier try is continued by a range request.
 
@@ -42,10 +43,14 @@ def download(
         attempts: tries in all; a try that brought new bytes does not count.
         timeout_s: seconds without a byte after which a try ends.
         progress: called with the number of bytes each time some arrive.
+        use_proxy: go through the proxies of the environment: right on the connected side, wrong towards the mirror.
 
     Raises:
         DownloadError: refused, truncated or different content after the last try. A wrong part is removed.
     """
+    # A proxy left in a host's environment would be asked for the mirror, and cannot know it.
+    handlers = [] if use_proxy else [urllib.request.ProxyHandler({})]
+    opener = urllib.request.build_opener(*handlers)
     target = Path(destination)
     part = target.with_name(f"{target.name}.part")
     failure = "no attempt was made"
@@ -58,7 +63,7 @@ def download(
             before = 0
         try:
             if size is None or before < size:
-                _append(url, part, before, headers or {}, timeout_s, progress)
+                _append(opener, url, part, before, headers or {}, timeout_s, progress)
             got = part.stat().st_size
             if size is not None and got < size:
                 raise DownloadError(f"the answer ended after {got} of {size} bytes")
@@ -99,6 +104,7 @@ _LOCAL_ERRNO = frozenset({13, 28, 30, 122})  # EACCES, ENOSPC, EROFS, EDQUOT: tr
 
 
 def _append(
+    opener: urllib.request.OpenerDirector,
     url: str,
     part: Path,
     offset: int,
@@ -109,7 +115,7 @@ def _append(
     request = urllib.request.Request(url, headers={"User-Agent": "onprem.vllm", **headers})
     if offset:
         request.add_header("Range", f"bytes={offset}-")
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+    with opener.open(request, timeout=timeout_s) as answer:
         resumed = offset > 0 and answer.status == 206
         with open(part, "ab" if resumed else "wb") as stream:
             while piece := answer.read(CHUNK_BYTES):

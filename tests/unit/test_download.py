@@ -131,3 +131,10 @@ def test_an_old_file_stays_until_the_new_one_is_whole(server, tmp_path):
     with pytest.raises(dl.DownloadError, match="HTTP 500"):
         dl.download(server.url, tmp_path / "shard", SHA256)
     assert (tmp_path / "shard").read_bytes() == b"old"
+
+
+def test_a_proxy_in_the_environment_is_not_asked_for_the_mirror(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    dl.download(server.url, tmp_path / "shard", SHA256)
+    with pytest.raises(dl.DownloadError, match="refused"):
+        dl.download(server.url, tmp_path / "other", SHA256, attempts=1, use_proxy=True)

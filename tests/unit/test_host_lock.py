@@ -49,6 +49,6 @@ def test_a_killed_run_holds_nothing(holder):
 
 
 def test_it_is_free_again_after_the_block(tmp_path):
-    for _ in range(2):
-        with lock.host_lock("models", wait_s=0, path=tmp_path / "lock"):
+    for attempt in range(2):
+        with lock.host_lock(f"run {attempt}", wait_s=0, path=tmp_path / "lock"):
             pass
