@@ -1,0 +1,87 @@
+"""What holds for the repository as a whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+ROLES = sorted(path.parent.parent for path in ROOT.glob("roles/*/tasks/main.yml"))
+FILTERS = sorted(ROOT.glob("plugins/filter/*.py"))
+
+# Written in parts, so that this file does not hold what it looks for.
+REGISTRIES = re.compile(rb"\b(?:pypi\.|python" + rb"hosted\.|npm" + rb"js\.|deb\.deb" + rb"ian\.)(?:org|com)")
+
+
+def tracked() -> list[Path]:
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [path for name in names.split("\0") if name and (path := ROOT / name).is_file() and not path.is_symlink()]
+
+
+def test_no_registry_is_named():
+    named = [str(path.relative_to(ROOT)) for path in tracked() if REGISTRIES.search(path.read_bytes())]
+    assert named == [], "an index is the machine's own configuration, never the project's"
+
+
+def test_no_lock_format_that_holds_addresses():
+    assert [path for path in tracked() if path.name in {"uv.lock", "pylock.toml"}] == []
+
+
+def test_there_are_roles_and_filters():
+    assert {"wheel_mirror", "uv_venv", "cache_dirs", "hf_cache", "nftables", "vllm_service", "host_base"} <= {
+        role.name for role in ROLES
+    }
+    assert FILTERS
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_role_is_whole(role):
+    for name in ("README.md", "meta/main.yml", "meta/argument_specs.yml", "tasks/teardown.yml"):
+        assert (role / name).is_file(), f"roles/{role.name}/{name} is missing"
+    assert (ROOT / "molecule" / role.name / "molecule.yml").is_file(), f"no molecule scenario for {role.name}"
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_a_role_names_no_inventory_group(role):
+    groups = re.compile(r"groups\[|groups\.|group_names")
+    for path in role.rglob("*"):
+        if path.is_file() and path.suffix in {".yml", ".j2"}:
+            assert not groups.search(path.read_text(encoding="utf-8")), f"{path.relative_to(ROOT)} names a group"
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
+def test_the_first_page_of_a_role_fits_one_screen(role):
+    assert len((role / "tasks" / "main.yml").read_text(encoding="utf-8").splitlines()) <= 60
+
+
+@pytest.mark.parametrize("path", FILTERS, ids=lambda path: path.stem)
+def test_a_filter_is_documented_under_its_own_name(path):
+    # ansible-test passes filters with the wrong name, antsibull-docs those with none.
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert set(module.FilterModule().filters()) == {path.stem}, "one filter per file, named like the file"
+    documentation = yaml.safe_load(path.with_suffix(".yml").read_text(encoding="utf-8"))
+    assert documentation["DOCUMENTATION"]["name"] == path.stem
+
+
+def test_the_archive_holds_the_collection_and_nothing_of_the_workshop(tmp_path):
+    subprocess.run(
+        ["ansible-galaxy", "collection", "build", "--output-path", str(tmp_path), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    (archive,) = tmp_path.iterdir()
+    with tarfile.open(archive) as opened:
+        names = opened.getnames()
+    assert "playbooks/site.yml" in names
+    assert any(name.startswith("catalogue/releases/") for name in names)
+    assert [name for name in names if name.split("/")[0] in {".venv", ".cache", ".collections", ".ci", ".git"}] == []
