@@ -11,6 +11,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from .atomic import CHUNK_BYTES, sha256_file, sync_directory
 
@@ -50,7 +52,7 @@ def download(
     """
     # A proxy left in a host's environment would be asked for the mirror, and cannot know it.
     handlers = [] if use_proxy else [urllib.request.ProxyHandler({})]
-    opener = urllib.request.build_opener(*handlers)
+    opener = urllib.request.build_opener(_KeepsSecrets, *handlers)
     target = Path(destination)
     part = target.with_name(f"{target.name}.part")
     failure = "no attempt was made"
@@ -62,7 +64,7 @@ def download(
             part.unlink()
             before = 0
         try:
-            if size is None or before < size:
+            if size is None or before < size or not part.exists():
                 _append(opener, url, part, before, headers or {}, timeout_s, progress)
             got = part.stat().st_size
             if size is not None and got < size:
@@ -101,6 +103,22 @@ def download(
 
 
 _LOCAL_ERRNO = frozenset({13, 28, 30, 122})  # EACCES, ENOSPC, EROFS, EDQUOT: trying again changes nothing
+
+
+class _KeepsSecrets(urllib.request.HTTPRedirectHandler):
+    """urllib hands every header to whatever host a redirect names; a token is for the host that was asked alone."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if following is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
+            for name in [name for name in following.headers if name.lower() in _SECRET_HEADERS]:
+                del following.headers[name]
+        return following
+
+
+_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 def _append(

@@ -17,6 +17,8 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[str | None] = []
+        self.tokens: list[str | None] = []
+        self.redirect_to = ""
         self.script: list[str] = []
         self.content = CONTENT
 
@@ -29,6 +31,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
         server.requests.append(self.headers["Range"])
+        server.tokens.append(self.headers["Authorization"])
+        if server.redirect_to:
+            self.send_response(302)
+            self.send_header("Location", server.redirect_to)
+            self.end_headers()
+            return
         act = server.script.pop(0) if server.script else "whole"
         body, status = server.content, 200
         if self.headers["Range"] and act != "no ranges":
@@ -138,3 +146,19 @@ def test_a_proxy_in_the_environment_is_not_asked_for_the_mirror(server, tmp_path
     dl.download(server.url, tmp_path / "shard", SHA256)
     with pytest.raises(dl.DownloadError, match="refused"):
         dl.download(server.url, tmp_path / "other", SHA256, attempts=1, use_proxy=True)
+
+
+def test_an_empty_file_is_fetched_like_any_other(server, tmp_path):
+    server.content = b""
+    dl.download(server.url, tmp_path / "empty", hashlib.sha256(b"").hexdigest(), 0)
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_a_token_does_not_follow_a_redirect_to_another_server(server, tmp_path):
+    with Server() as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        hub.redirect_to = server.url
+        dl.download(hub.url, tmp_path / "shard", SHA256, headers={"Authorization": "Bearer hf_secret"})
+        hub.shutdown()
+    assert hub.tokens == ["Bearer hf_secret"]
+    assert server.tokens == [None]
