@@ -1,0 +1,689 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Everything that shall be true on one host, from the inventory and the catalogue alone (docs/design.md, "The plan").
+
+Nothing here stops at the first thing that is wrong: what cannot be composed is left out, and said in ``problems``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from .catalogue import COLLECTION, inventory_spec, read_yaml
+from .plan_layers import layer, merge_all, resolve
+from .profile import Profile, load_profiles
+from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
+from .role_variables import Problem, checked, default_of, known_variables, misspelt, nearest, problem
+
+INSTANCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SECRET_NAME = re.compile(r"(.*_)?(API_KEY|TOKEN|PASSWORD|SECRET)")
+
+# Arguments that the plan sets from settings of their own, or that may not be set at all.
+RESERVED_SERVE = {
+    "model": "Set `model` of the instance, the name of the model.",
+    "host": "Set `host` of the instance.",
+    "port": "Set `port` of the instance, so that the firewall opens the same one.",
+    "served-model-name": "Set `served_model_name` of the instance.",
+    "api-key": "Put VLLM_API_KEY into vllm_secrets: what stands in arguments is world-readable.",
+    "config": "Write the arguments of that file below `serve`.",
+}
+# A process that reaches for the internet hangs for minutes in an air gap (rule 1): these are not open to settings.
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "FLASHINFER_NO_DOWNLOAD": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+OWNED_ENVIRONMENT = {**OFFLINE, "ONPREM_VLLM_GENERATION": None}
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CUDA_BIN = "/usr/local/cuda/bin"
+# What is left of the unit's start limit for the readiness step after the engine is up, in seconds.
+READINESS_RESERVE_S = 60
+
+# Until the roles that own them are there.
+_EXPECTED = {"cache_dirs_root": "/var/cache", "hf_cache_root": "/models"}
+
+
+def compose_plan(
+    host: str,
+    groups: Sequence[str],
+    variables: Mapping[str, Any],
+    unreadable: Mapping[str, str] | None = None,
+    names: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The plan of one host.
+
+    Args:
+        host: the host's name in the inventory.
+        groups: the groups it is in.
+        variables: the collection's variables that are set for it, as plain data.
+        unreadable: variables whose value could not be computed, with the reason.
+        names: the names of all its variables, to find misspelt ones.
+
+    Returns:
+        The plan as docs/design.md has it.
+    """
+    return _Composition(host, groups, variables, unreadable or {}, names).plan()
+
+
+class _Composition:
+    def __init__(
+        self,
+        host: str,
+        groups: Sequence[str],
+        variables: Mapping[str, Any],
+        unreadable: Mapping[str, str],
+        names: Iterable[str],
+    ) -> None:
+        self.host = host
+        self.groups = groups
+        self.problems: list[Problem] = []
+        self.origins: dict[str, str] = {}
+        self.set: dict[str, Any] = {}
+        self.problems.extend(misspelt(sorted({*names, *variables})))
+        for name, reason in unreadable.items():
+            self._wrong(name, f"cannot be computed: {reason}", "Define what it refers to, or write the value itself.")
+        known = known_variables()
+        for name, value in variables.items():
+            if name in known and value is not None:
+                result = checked(value, known[name], name, self.problems)
+                if result is not None:
+                    self.set[name] = result
+        self.profiles: dict[str, Profile | None] = load_profiles(self.value("vllm_profiles"), self.problems)
+        self.releases: dict[str, Release | None] = {}
+
+    def plan(self) -> dict[str, Any]:
+        """Compose all parts, in the order in which their problems are best read."""
+        catalogue = read_yaml(COLLECTION / "catalogue" / "inventory.yml")
+        roles = [entry["role"] for entry in catalogue["roles"] if set(entry["groups"]) & set(self.groups)]
+        mirror = self._mirror()
+        instances = [found for name in self.value("vllm_instances") if (found := self._instance(name)) is not None]
+        self._cross_check(instances)
+        self._check_models()
+        self._check_secrets()
+        if self.value("vllm_instances") and "vllm" not in self.groups:
+            self._wrong(
+                "vllm_instances",
+                "the host is not in group vllm, so nothing would start them",
+                "Add the host, or its group as a child, to group vllm.",
+            )
+        releases = [release for release in self.releases.values() if release is not None]
+        return {
+            "host": self.host,
+            "roles": roles,
+            "mirror": mirror,
+            "uv": self._uv(releases),
+            "releases": [release.as_plan() for release in releases],
+            "models": self._models(instances),
+            "instances": [{key: value for key, value in found.items() if key[0] != "_"} for found in instances],
+            "packages": self._packages(instances, releases, catalogue["packages"]),
+            "firewall": {"ports": self._firewall_ports(instances)},
+            "problems": self.problems,
+            "origins": self.origins,
+        }
+
+    def value(self, name: str) -> Any:
+        """A variable as the inventory sets it, else its default."""
+        if name in self.set:
+            return self.set[name]
+        if name not in known_variables():
+            return _EXPECTED[name]
+        return default_of(name)
+
+    def _wrong(self, where: str, what: str, remedy: str) -> None:
+        self.problems.append(problem(where, what, remedy))
+
+    def _is_wrong(self, where: str) -> bool:
+        """Whether a problem names this place or one within it: what follows from it is not said again."""
+        return any(re.match(re.escape(where) + r"($|[.\[])", found["where"]) for found in self.problems)
+
+    # -- one instance ----------------------------------------------------------------------------------------------
+
+    def _instance(self, name: str) -> dict[str, Any] | None:
+        where = f"vllm_instances.{name}"
+        if not INSTANCE_NAME.fullmatch(name):
+            self._wrong(
+                where,
+                f"{name!r} is no unit name",
+                "Use letters, digits, hyphens and underscores, at most 63, the first a letter or digit.",
+            )
+            return None
+        upper = (
+            layer(self.value("vllm_group_overrides"), "vllm_group_overrides"),
+            layer(self.value("vllm_host_overrides"), "vllm_host_overrides"),
+            layer(self.set["vllm_instances"].get(name) or {}, f"instance {name}"),
+        )
+        chosen, chosen_from = resolve(merge_all(*upper))
+        profile = self._profile(where, chosen.get("profile"), chosen_from)
+        release = self._release(where, chosen.get("release"), chosen_from)
+        if profile is None:
+            return None
+        lower = [] if release is None else [self._base(name, release)]
+        settings, origins = resolve(merge_all(*lower, profile.settings, *upper))
+        if release is not None:
+            self._check_fit(where, profile, release)
+
+        model = self._model_name(where, settings, "model")
+        draft = self._model_name(where, settings, "draft_model")
+        if model is None and not self._is_wrong(f"{where}.model"):
+            self._wrong(f"{where}.model", "is missing", "Name the model to serve; profile and instance name none.")
+        port = self._port(where, settings)
+        address = settings.get("host") or "0.0.0.0"  # noqa: S104 - the firewall stands before it
+        self._check_address(where, address)
+        networks = self._networks(where, settings, origins, address)
+        gpus = self._gpus(where, settings, release)
+        served = settings.get("served_model_name") or model
+        serve = self._serve(where, settings.get("serve") or {}, origins, gpus)
+        environment = self._environment(where, settings.get("environment") or {}, origins)
+        secrets = self._secrets(name, environment)
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
+            origins["environment", "CUDA_VISIBLE_DEVICES"] = origins["gpus",]
+        if release is None or model is None or port is None:
+            return None
+
+        root = self.value("hf_cache_root").rstrip("/")
+        fixed = {"model": f"{root}/{model}", "served-model-name": served, "host": address, "port": port}
+        for flag, key, otherwise in (
+            ("model", "model", ""),
+            ("port", "port", ""),
+            ("host", "host", "collection"),
+            ("served-model-name", "served_model_name", origins["model",]),
+        ):
+            origins["serve", flag] = origins.get((key,), otherwise)
+        speculative = serve.get("speculative-config")
+        if draft is not None and isinstance(speculative, dict) and "model" not in speculative:
+            serve["speculative-config"] = {**speculative, "model": f"{root}/{draft}"}
+            origins["serve", "speculative-config", "model"] = origins["draft_model",]
+        for path, origin in origins.items():
+            self.origins[".".join(("instances", name, *path))] = origin
+        return {
+            "name": name,
+            "profile": profile.name,
+            "release": release.name,
+            "release_id": release.id,
+            "model": model,
+            "served_model_name": served,
+            "host": address,
+            "port": port,
+            "gpus": gpus,
+            "serve": {**fixed, **serve},
+            "environment": dict(sorted(environment.items())),
+            "secrets": secrets,
+            "_models": [found for found in (model, draft) if found is not None],
+            "_networks": networks,
+            "_profile": profile,
+        }
+
+    def _profile(self, where: str, name: str | None, origins: Mapping[tuple[str, ...], str]) -> Profile | None:
+        if name is None:
+            if not self._is_wrong(f"{where}.profile"):
+                self._wrong(f"{where}.profile", "is missing", "Name a profile: " + nearest("", self.profiles))
+            return None
+        if name not in self.profiles:
+            self._wrong(
+                self._place(where, "profile", origins),
+                f"there is no profile {name!r}",
+                nearest(name, self.profiles).capitalize() + " The site's own stand in vllm_profiles.",
+            )
+            return None
+        return self.profiles[name]
+
+    def _release(self, where: str, name: str | None, origins: dict[tuple[str, ...], str]) -> Release | None:
+        place = self._place(where, "release", origins)
+        if name is None:
+            name = self.value("vllm_release")
+            place = "vllm_release"
+            origins["release",] = place
+        if name is None:
+            if not self._is_wrong("vllm_release") and not self._is_wrong(f"{where}.release"):
+                self._wrong(f"{where}.release", "is missing", "Set it, or vllm_release for all instances.")
+            return None
+        if name in self.releases:
+            return self.releases[name]
+        self.releases[name] = None
+        site = self.value("vllm_releases")
+        known = {*shipped_releases(), *site}
+        if name not in known:
+            self._wrong(place, f"there is no release {name!r}", nearest(name, known).capitalize())
+            return None
+        try:
+            release = load_release(name, site)
+        except (ReleaseError, OSError, TypeError) as error:
+            self._wrong(f"vllm_releases.{name}" if name in site else place, str(error), "Correct the definition.")
+            return None
+        if release.lock_sha256 is None:
+            self._wrong(
+                place,
+                f"release {name} has no lock, so nothing says which files it is made of",
+                f"Make it where its indexes can be reached (make lock RELEASE={name}), or use a release with one.",
+            )
+            return None
+        self.releases[name] = release
+        return release
+
+    @staticmethod
+    def _place(where: str, key: str, origins: Mapping[tuple[str, ...], str]) -> str:
+        """The variable in which a setting was written, for a message."""
+        origin = origins.get((key,), "")
+        return f"{origin}.{key}" if origin.startswith("vllm_") else f"{where}.{key}"
+
+    def _base(self, instance: str, release: Release) -> Any:
+        """The lowest layer: what every instance has, from paths and limits."""
+        caches = self.value("cache_dirs_root").rstrip("/")
+        own = f"{caches}/vllm/{instance}/{release.id}"
+        programs = f"{self.value('vllm_service_release_root').rstrip('/')}/{release.id}/bin"
+        ready_s = max(self.value("vllm_service_start_timeout_s") - READINESS_RESERVE_S, 1)
+        cuda = [] if release.variant == "cpu" else [CUDA_BIN]
+        environment = {
+            # <release>/bin first: FlashInfer runs a bare `ninja`, which is there and nowhere else.
+            "PATH": ":".join([programs, *cuda, SYSTEM_PATH]),
+            "HOME": own,
+            "XDG_CACHE_HOME": f"{own}/xdg",
+            "VLLM_CACHE_ROOT": own,
+            # FlashInfer heeds neither XDG_CACHE_HOME nor the others: it takes this or HOME.
+            "FLASHINFER_WORKSPACE_BASE": f"{caches}/flashinfer/{release.id}",
+            "TRITON_CACHE_DIR": f"{caches}/triton/{release.id}",
+            "TORCHINDUCTOR_CACHE_DIR": f"{caches}/torchinductor/{release.id}",
+            "CUDA_CACHE_PATH": f"{caches}/nv/{release.id}",
+            "HF_HOME": f"{caches}/huggingface/{release.id}",
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(ready_s),
+            # An instance lives on one host. Without this torch's store listens on the address that a route to the
+            # internet would have, which is a wrong one or none in an air gap.
+            "VLLM_HOST_IP": "127.0.0.1",
+            **OFFLINE,
+        }
+        serve = {"shutdown-timeout": self.value("vllm_service_shutdown_timeout_s")}
+        return layer({"environment": environment, "serve": serve}, "collection")
+
+    def _check_fit(self, where: str, profile: Profile, release: Release) -> None:
+        for reason in profile.refusals(release.vllm):
+            self._wrong(
+                f"{where}.release",
+                f"profile {profile.name} does not work with vLLM {release.vllm} of release {release.name}: {reason}",
+                "Choose another release, or a profile in vllm_profiles that extends this one with its own range.",
+            )
+        accelerator = profile.about.get("accelerator")
+        variant = "cpu" if release.variant == "cpu" else "cuda"
+        if accelerator and accelerator != variant:
+            self._wrong(
+                f"{where}.release",
+                f"profile {profile.name} is for {accelerator}, release {release.name} is a {release.variant} build",
+                f"Choose a release for {accelerator}.",
+            )
+
+    def _model_name(self, where: str, settings: Mapping[str, Any], key: str) -> str | None:
+        name: str | None = settings.get(key)
+        if name is None:
+            return None
+        models = self.value("vllm_models")
+        if not MODEL_NAME.fullmatch(name):
+            self._wrong(
+                f"{where}.{key}",
+                f"{name!r} is no model name",
+                "Give a name of your own (letters, digits, dots, hyphens, underscores); the repository or directory "
+                "stands in vllm_models.<name>.",
+            )
+            return None
+        if name not in models and not self._is_wrong(f"vllm_models.{name}"):
+            self._wrong(
+                f"{where}.{key}",
+                f"vllm_models does not say where {name} comes from",
+                f"Add vllm_models.{name} with repository and revision, directory or share; {nearest(name, models)}",
+            )
+        return name
+
+    def _port(self, where: str, settings: Mapping[str, Any]) -> int | None:
+        port: int | None = settings.get("port")
+        if port is None:
+            if not self._is_wrong(f"{where}.port"):
+                self._wrong(f"{where}.port", "is missing", "Set a port from 1024 to 65535.")
+            return None
+        if not 1024 <= port <= 65535:
+            self._wrong(
+                f"{where}.port",
+                f"{port} is no port the service user may listen on",
+                "Use one from 1024 to 65535.",
+            )
+            return None
+        return port
+
+    def _check_address(self, where: str, address: str) -> None:
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            if address != "localhost":
+                self._wrong(
+                    f"{where}.host",
+                    f"{address!r} is no address to listen on",
+                    "Give an IP address of the host, 127.0.0.1, or 0.0.0.0 for all (the firewall stands before it).",
+                )
+
+    def _networks(
+        self, where: str, settings: Mapping[str, Any], origins: dict[tuple[str, ...], str], address: str
+    ) -> list[str]:
+        own = settings.get("networks")
+        if own is None and "vllm_client_networks" in self.set:
+            own = self.set["vllm_client_networks"]
+            origins["networks",] = "vllm_client_networks"
+            where = "vllm_client_networks"
+        elif own is None:
+            if address not in ("localhost", "127.0.0.1", "::1") and not self._is_wrong("vllm_client_networks"):
+                self._wrong(
+                    "vllm_client_networks",
+                    "is not set: nobody could reach the instances through the firewall",
+                    "List the clients' networks, or set `networks` of the instance ([] for nobody).",
+                )
+            return []
+        else:
+            where = f"{where}.networks"
+        return self._merged_networks(where, own)
+
+    def _merged_networks(self, where: str, networks: Sequence[Any]) -> list[str]:
+        from .networks import split_networks  # noqa: PLC0415 - netaddr is the slowest import of the plan
+
+        if self._is_wrong(where):
+            return []
+        try:
+            four, six = split_networks(networks)
+        except ValueError as error:
+            self._wrong(where, str(error), "Correct the networks named.")
+            return []
+        return [*four, *six]
+
+    def _gpus(self, where: str, settings: Mapping[str, Any], release: Release | None) -> list[int | str]:
+        gpus: list[int | str] = []
+        for gpu in settings.get("gpus") or []:
+            if isinstance(gpu, str) and gpu.isdecimal():
+                gpus.append(int(gpu))
+            elif (isinstance(gpu, int) and not isinstance(gpu, bool) and gpu >= 0) or (
+                isinstance(gpu, str) and re.fullmatch(r"(GPU|MIG)-[0-9a-f-]{8,}", gpu)
+            ):
+                gpus.append(gpu)
+            else:
+                self._wrong(f"{where}.gpus", f"{gpu!r} is no GPU", "Name GPUs by index (0, 1) or UUID (GPU-…).")
+        twice = sorted({str(gpu) for gpu in gpus if gpus.count(gpu) > 1})
+        if twice:
+            self._wrong(f"{where}.gpus", f"GPU {', '.join(twice)} stands twice", "Name each GPU once.")
+        if gpus and release is not None and release.variant == "cpu":
+            self._wrong(
+                f"{where}.gpus", f"release {release.name} runs on the CPU", "Remove gpus, or choose a CUDA release."
+            )
+        return gpus
+
+    def _serve(
+        self, where: str, serve: Any, origins: Mapping[tuple[str, ...], str], gpus: Sequence[int | str]
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        if not isinstance(serve, dict):
+            return result
+        for flag, value in serve.items():
+            place = self._setting(where, ("serve", flag), origins)
+            if flag in RESERVED_SERVE or flag.replace("_", "-") in RESERVED_SERVE:
+                self._wrong(place, "is not set here", RESERVED_SERVE[flag.replace("_", "-")])
+            elif not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", flag):
+                written = re.sub(r"[^a-z0-9]+", "-", flag.lower()).strip("-")
+                self._wrong(place, f"{flag!r} is not the long name of an argument", f"Write {written}.")
+            elif not _is_json(value):
+                self._wrong(
+                    place, f"{value!r} cannot be passed to vLLM", "Give text, a number, a boolean, a list or a map."
+                )
+            else:
+                result[flag] = value
+        length = result.get("max-model-len")
+        if isinstance(length, str) and re.fullmatch(r"\d+k", length):
+            self._wrong(
+                self._setting(where, ("serve", "max-model-len"), origins),
+                f"{length} is {int(length[:-1]) * 1000:,} tokens to vLLM, and {length.upper()} is "
+                f"{int(length[:-1]) * 1024:,}",
+                "Write the number of tokens.",
+            )
+        stop_s = self.value("vllm_service_stop_timeout_s")
+        shutdown_s = result.get("shutdown-timeout")
+        if not isinstance(shutdown_s, int) or isinstance(shutdown_s, bool) or not 0 <= shutdown_s < stop_s:
+            origin = origins.get(("serve", "shutdown-timeout"))
+            place = self._setting(where, ("serve", "shutdown-timeout"), origins)
+            self._wrong(
+                "vllm_service_shutdown_timeout_s" if origin == "collection" else place,
+                f"is {shutdown_s}, not below the stop limit of {stop_s} s: requests in flight would be killed",
+                "Lower it, or raise vllm_service_stop_timeout_s.",
+            )
+        if result.get("enable-auto-tool-choice") is True and not result.get("tool-call-parser"):
+            self._wrong(
+                self._setting(where, ("serve", "enable-auto-tool-choice"), origins),
+                "vLLM refuses to start with it when tool-call-parser is not set",
+                "Set serve.tool-call-parser to the parser of the model's family.",
+            )
+        self._check_parallel(where, result, gpus)
+        return result
+
+    def _check_parallel(self, where: str, serve: Mapping[str, Any], gpus: Sequence[int | str]) -> None:
+        needed = 1
+        for flag in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
+            size = serve.get(flag, 1)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                self._wrong(f"{where}.serve.{flag}", f"is {size!r}", "Give a whole number from 1.")
+                return
+            needed *= size
+        if gpus and len(gpus) != needed:
+            self._wrong(
+                f"{where}.gpus",
+                f"names {len(gpus)} GPUs, the parallel sizes in serve make {needed}",
+                "Name as many GPUs, or set serve.tensor-parallel-size.",
+            )
+
+    def _setting(self, where: str, path: tuple[str, ...], origins: Mapping[tuple[str, ...], str]) -> str:
+        """Where a setting was written: the variable's path, or the profile's."""
+        origin = next((origins[key] for key in origins if key[: len(path)] == path), "")
+        dotted = ".".join(path)
+        if origin.startswith(("vllm_", "profile ")):
+            return f"{origin}.{dotted}"
+        return f"{where}.{dotted}"
+
+    def _environment(self, where: str, environment: Any, origins: Mapping[tuple[str, ...], str]) -> dict[str, str]:
+        result: dict[str, str] = {}
+        if not isinstance(environment, dict):
+            return result
+        for name, value in environment.items():
+            place = self._setting(where, ("environment", name), origins)
+            if not ENVIRONMENT_NAME.fullmatch(name):
+                self._wrong(place, f"{name!r} is no name of an environment variable", "Use letters, digits and _.")
+            elif name in OWNED_ENVIRONMENT and value != OWNED_ENVIRONMENT[name]:
+                self._wrong(place, "is set by the collection and open to nobody", "Remove it.")
+            elif SECRET_NAME.fullmatch(name):
+                self._wrong(place, "looks like a secret", f"Put {name} into vllm_secrets, from a vault.")
+            elif isinstance(value, (bool, dict, list)) or not isinstance(value, (str, int, float)):
+                self._wrong(place, f"is {value!r}, and an environment is text", 'Write it in quotes, such as "1".')
+            elif isinstance(value, str) and ("\0" in value or not value.isprintable()):
+                self._wrong(place, "holds control characters", "Write it as one line of printable text.")
+            else:
+                result[name] = value if isinstance(value, str) else str(value)
+        return result
+
+    def _secrets(self, instance: str, environment: Mapping[str, str]) -> list[str]:
+        where = f"vllm_secrets.{instance}"
+        names: list[str] = []
+        for name, value in (self.value("vllm_secrets").get(instance) or {}).items():
+            if not ENVIRONMENT_NAME.fullmatch(name):
+                self._wrong(f"{where}.{name}", "is no name of an environment variable", "Use letters, digits and _.")
+            elif name in environment or name in OWNED_ENVIRONMENT:
+                self._wrong(f"{where}.{name}", "stands in the environment, too", "Keep one of the two.")
+            elif not isinstance(value, str) or not value:
+                self._wrong(f"{where}.{name}", "is empty or no text", "Give the value in quotes.")
+            elif not value.isprintable():
+                self._wrong(f"{where}.{name}", "holds control characters", "Give one line of printable text.")
+            else:
+                names.append(name)
+        return sorted(names)
+
+    # -- the whole host --------------------------------------------------------------------------------------------
+
+    def _mirror(self) -> dict[str, Any]:
+        url = self.value("vllm_mirror_url")
+        if url is None:
+            if not self._is_wrong("vllm_mirror_url") and "vllm" in self.groups:
+                self._wrong(
+                    "vllm_mirror_url", "is not set: hosts would have nothing to install from", "Set http://<mirror>."
+                )
+            return {"url": None}
+        try:
+            parts = urlsplit(url)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            fits = False
+        if not fits or parts.query or parts.fragment or parts.username is not None or re.search(r"\s", url):
+            self._wrong(
+                "vllm_mirror_url",
+                f"{url!r} is no address of a mirror",
+                "Write http://<host>[:port][/path], without user, query or fragment.",
+            )
+        return {"url": url.rstrip("/")}
+
+    def _uv(self, releases: Sequence[Release]) -> dict[str, Any]:
+        uv = load_uv()
+        machines = sorted({release.machine for release in releases})
+        if len(machines) > 1:
+            self._wrong(
+                "vllm_instances",
+                f"releases for {' and '.join(machines)} on one host",
+                "Choose releases of the host's architecture.",
+            )
+        wheel = uv["wheels"][machines[0] if machines else "x86_64"]
+        return {"version": uv["version"], "file": wheel["file"], "sha256": wheel["sha256"]}
+
+    def _models(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        root = self.value("hf_cache_root").rstrip("/")
+        known = self.value("vllm_models")
+        models: dict[str, dict[str, Any]] = {}
+        for name in [name for instance in instances for name in instance["_models"]]:
+            source = known.get(name) or {}
+            models[name] = {"name": name, "path": f"{root}/{name}", "manifest_sha256": source.get("manifest_sha256")}
+            if source.get("share"):
+                models[name]["share"] = source["share"]
+        return list(models.values())
+
+    def _packages(
+        self,
+        instances: Sequence[Mapping[str, Any]],
+        releases: Sequence[Release],
+        of_variant: Mapping[str, Sequence[Mapping[str, str]]],
+    ) -> list[dict[str, str]]:
+        packages: dict[str, list[str]] = {}
+        for release in releases:
+            if release.interpreter is None:
+                packages.setdefault(f"python{release.python}", []).append(f"release {release.name}")
+            for package in of_variant["cpu" if release.variant == "cpu" else "cuda"]:
+                name = package["name"].format(python=release.python)
+                if name.startswith("python") and release.interpreter is not None:
+                    continue  # an interpreter archive brings its headers
+                packages.setdefault(name, []).append(f"release {release.name}: {package['for']}")
+        for instance in instances:
+            for package in instance["_profile"].about.get("packages") or []:
+                packages.setdefault(package["name"], []).append(f"profile {instance['profile']}: {package['for']}")
+        return [{"name": name, "for": "; ".join(dict.fromkeys(needed))} for name, needed in packages.items()]
+
+    def _firewall_ports(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        ports = [
+            {
+                "port": instance["port"],
+                "protocol": "tcp",
+                "networks": instance["_networks"],
+                "for": f"instance {instance['name']}",
+            }
+            for instance in instances
+            if instance["_networks"]
+        ]
+        if "mirror" in self.groups:
+            networks = self._merged_networks("vllm_mirror_networks", self.value("vllm_mirror_networks"))
+            if not networks and not self._is_wrong("vllm_mirror_networks"):
+                self._wrong(
+                    "vllm_mirror_networks",
+                    "is empty: no host could reach the mirror through its firewall",
+                    "List the networks of the hosts that the mirror serves.",
+                )
+            port = self.value("wheel_mirror_port") if "wheel_mirror_port" in known_variables() else 80
+            ports.append({"port": port, "protocol": "tcp", "networks": networks, "for": "mirror"})
+        return ports
+
+    def _cross_check(self, instances: Sequence[Mapping[str, Any]]) -> None:
+        ports: dict[int, str] = {}
+        gpus: dict[int | str, str] = {}
+        everything: str | None = None
+        for instance in instances:
+            name = instance["name"]
+            where = f"vllm_instances.{name}"
+            if (other := ports.setdefault(instance["port"], name)) != name:
+                self._wrong(
+                    f"{where}.port",
+                    f"{instance['port']} is taken by instance {other} on the same host",
+                    "Give each instance a port of its own.",
+                )
+            if instance["_profile"].about.get("accelerator") == "cpu":
+                continue
+            for gpu in instance["gpus"]:
+                if (other := gpus.setdefault(gpu, name)) != name:
+                    self._wrong(
+                        f"{where}.gpus",
+                        f"GPU {gpu} is taken by instance {other} on the same host",
+                        "Give each instance GPUs of its own.",
+                    )
+            taken = everything or (next(iter(gpus.values()), None) if not instance["gpus"] else None)
+            if taken is not None and taken != name:
+                self._wrong(
+                    f"{where}.gpus",
+                    f"instances {taken} and {name} share GPUs: one that names none uses all of the host",
+                    "Name the GPUs of each instance.",
+                )
+            everything = everything or (None if instance["gpus"] else name)
+
+    def _check_models(self) -> None:
+        for name, model in self.value("vllm_models").items():
+            where = f"vllm_models.{name}"
+            if not MODEL_NAME.fullmatch(name):
+                self._wrong(where, f"{name!r} is no directory name", "Use letters, digits, dots, hyphens and _.")
+            model = model or {}  # noqa: PLW2901 - an entry may be empty
+            sources = [key for key in ("repository", "directory", "share") if model.get(key)]
+            if len(sources) != 1 and not self._is_wrong(where):
+                found = " and ".join(sources) or "no source"
+                self._wrong(where, f"names {found}", "Name exactly one of repository, directory and share.")
+            if model.get("repository"):
+                if not re.fullmatch(r"[\w.-]+/[\w.-]+", model["repository"]):
+                    self._wrong(f"{where}.repository", f"is {model['repository']!r}", "Write organisation/name.")
+                if not re.fullmatch(r"[0-9a-f]{40}", model.get("revision") or ""):
+                    self._wrong(
+                        f"{where}.revision",
+                        f"is {model.get('revision')!r}, no commit",
+                        "Pin all 40 digits of the commit: a branch or tag may move.",
+                    )
+            if model.get("manifest_sha256") and not re.fullmatch(r"[0-9a-f]{64}", model["manifest_sha256"]):
+                self._wrong(f"{where}.manifest_sha256", "is no sha256", "Give 64 hex digits.")
+
+    def _check_secrets(self) -> None:
+        instances = self.value("vllm_instances")
+        for name in self.value("vllm_secrets"):
+            if name not in instances:
+                self._wrong(
+                    f"vllm_secrets.{name}",
+                    "the host has no instance of that name",
+                    f"Set secrets where the instance is set; {nearest(name, instances)}",
+                )
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(child) for key, child in value.items())
+    if isinstance(value, list):
+        return all(_is_json(child) for child in value)
+    return isinstance(value, (str, int, float, bool))
+
+
+def known_instance_settings() -> list[str]:
+    """The settings an instance may have."""
+    return sorted(inventory_spec()["vllm_instances"]["each"]["options"])

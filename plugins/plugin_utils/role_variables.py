@@ -1,0 +1,167 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Which variables exist, what type they have, and which name a misspelt one was meant to be.
+
+Ansible's own argument specs check a role's variables when the role starts, on a host that an earlier role has
+changed already, and let a misspelt name pass. So names and types are checked here, from the inventory alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from .catalogue import inventory_spec, role_names, role_spec
+
+Problem = dict[str, str]
+
+_TRUE = frozenset({"true", "yes", "on"})
+_FALSE = frozenset({"false", "no", "off"})
+# Names of one's own such as `site_vllm_mirror_url` stay below this likeness; `vlm_instances` lies above.
+_MISSPELT = 0.93
+
+
+def problem(where: str, what: str, remedy: str) -> Problem:
+    """A thing that is wrong, where it stands, and what to do."""
+    return {"where": where, "what": what, "remedy": remedy}
+
+
+@cache
+def known_variables() -> dict[str, dict[str, Any]]:
+    """Every public variable of the collection with its specification."""
+    return {**role_spec(), **inventory_spec()}
+
+
+def default_of(name: str) -> Any:
+    """The default of a variable.
+
+    Raises:
+        KeyError: there is no such variable.
+    """
+    return known_variables()[name].get("default")
+
+
+def nearest(name: str, known: Collection[str], count: int = 3) -> str:
+    """The known names that ``name`` was probably meant to be, or all of them where none is near."""
+    close = difflib.get_close_matches(name, list(known), count, 0.6)
+    if close:
+        return "did you mean " + " or ".join(close) + "?"
+    return f"known are {', '.join(sorted(known))}." if known else "none is known."
+
+
+@cache
+def _misspelt(name: str) -> Problem | None:
+    known = known_variables()
+    if name in known or name.startswith("__"):
+        return None
+    prefixes = ("vllm_", *(f"{role}_" for role in role_names()))
+    if name.startswith(prefixes):
+        close = difflib.get_close_matches(name, list(known), 1, 0.6)
+        remedy = f"Write {close[0]}" if close else "Remove it"
+        return problem(name, "there is no such variable", f"{remedy}; names that begin so belong to the collection.")
+    if close := difflib.get_close_matches(name, list(known), 1, _MISSPELT):
+        return problem(name, f"looks like {close[0]} misspelt", f"Write {close[0]}, or give it a name of its own.")
+    return None
+
+
+def misspelt(names: Iterable[str]) -> Iterator[Problem]:
+    """One problem for each variable name that is the collection's by its form and unknown to it."""
+    for name in names:
+        if (found := _misspelt(name)) is not None:
+            yield found
+
+
+def checked(value: Any, spec: Mapping[str, Any], where: str, problems: list[Problem]) -> Any:
+    """The value in the type its specification names; what does not fit is added to ``problems``.
+
+    Text that can mean only one thing is converted (INI inventories and ``-e`` give text for every number and
+    boolean): "8000" is the int, "yes" the bool. A number where text is wanted is refused: an unquoted 0.30 has
+    lost its zero already.
+
+    Returns:
+        The converted value, or None where it does not fit.
+    """
+    kind = spec.get("type", "str")
+    secret = bool(spec.get("no_log"))
+    if value is None:
+        return None
+    if kind == "dict":
+        return _checked_dict(value, spec, where, problems)
+    if kind == "list":
+        return _checked_list(value, spec, where, problems)
+    result = value if kind == "raw" else _scalar(value, kind)
+    shown = "a secret" if secret else repr(value)
+    if result is None:
+        quote = " Put it in quotes." if kind in ("str", "path") and not isinstance(value, (dict, list)) else ""
+        problems.append(problem(where, f"is {shown} ({_named(value)}), expected {kind}", f"Give it as {kind}.{quote}"))
+        return None
+    choices = spec.get("choices")
+    if choices and result not in choices:
+        problems.append(problem(where, f"is {shown}", nearest(str(result), [str(choice) for choice in choices])))
+        return None
+    return result
+
+
+def _scalar(value: Any, kind: str) -> Any:
+    if kind in ("str", "path"):
+        return value if isinstance(value, str) else None
+    if kind == "bool":
+        if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+            return value.lower() in _TRUE
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return None
+    if kind == "int":
+        if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+            return int(value)
+        return value if isinstance(value, int) else None
+    if kind == "float":
+        try:
+            return float(value) if isinstance(value, (int, float, str)) else None
+        except ValueError:
+            return None
+    raise ValueError(f"a specification names the type {kind!r}, which this check does not know")
+
+
+def _named(value: Any) -> str:
+    return {dict: "a map", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}.get(
+        type(value), type(value).__name__
+    )
+
+
+def _checked_dict(value: Any, spec: Mapping[str, Any], where: str, problems: list[Problem]) -> dict[str, Any] | None:
+    if not isinstance(value, dict):
+        problems.append(problem(where, f"is {_named(value)}, expected a map", "Write `key: value` pairs below it."))
+        return None
+    result: dict[str, Any] = {}
+    options = spec.get("options")
+    each = spec.get("each")
+    for key, item in value.items():
+        if not isinstance(key, str):
+            problems.append(problem(f"{where}.{key}", f"is a name that YAML reads as {_named(key)}", "Quote the name."))
+            continue
+        path = f"{where}.{key}"
+        if options is not None:
+            if key not in options:
+                problems.append(problem(path, "there is no such key", nearest(key, options).capitalize()))
+                continue
+            result[key] = checked(item, options[key], path, problems)
+        elif each is not None:
+            result[key] = checked({} if item is None else item, each, path, problems)
+        else:
+            result[key] = item
+    for key, option in (options or {}).items():
+        if option.get("required") and value.get(key) is None:
+            problems.append(problem(f"{where}.{key}", "is missing", f"Set it: {option['description']}"))
+    return result
+
+
+def _checked_list(value: Any, spec: Mapping[str, Any], where: str, problems: list[Problem]) -> list[Any] | None:
+    if not isinstance(value, list):
+        problems.append(problem(where, f"is {_named(value)}, expected a list", "Write it as [a, b]."))
+        return None
+    element = {**spec, "type": spec.get("elements", "raw")}
+    element.pop("choices", None)
+    return [checked(item, element, f"{where}[{index}]", problems) for index, item in enumerate(value)]
