@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
+from typing import TypedDict
 
 from netaddr import AddrFormatError, IPNetwork, cidr_merge
 
@@ -72,3 +74,61 @@ def _text(network: IPNetwork) -> str:
     address = str(ip_address(str(network.ip)))
     full = 32 if network.version == 4 else 128
     return address if network.prefixlen == full else f"{address}/{network.prefixlen}"
+
+
+class PortElements(TypedDict):
+    """One open port for the template: ``name`` begins the names of its sets, ``comment`` says what it is for."""
+
+    name: str
+    protocol: str
+    port: str
+    v4: list[str]
+    v6: list[str]
+    comment: str
+
+
+def port_elements(ports: Sequence[Mapping[str, object]]) -> list[PortElements]:
+    """Ports with their networks -> one entry for each protocol and port, with the networks of all its entries merged.
+
+    Args:
+        ports: each ``{port, protocol, networks, for}``; a port may be a name that the rules define (``$ssh_port``).
+
+    Raises:
+        ValueError: a port, protocol or network is wrong; the message names every one of them.
+    """
+    merged: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+    wrong: list[str] = []
+    for entry in ports:
+        port, protocol = str(entry.get("port")), str(entry.get("protocol", "tcp"))
+        purpose = str(entry.get("for") or "port of nftables_ports")
+        where = f"{protocol}/{port} ({purpose})"
+        if not re.fullmatch(r"\$[a-z_]+", port) and not (re.fullmatch(r"[1-9][0-9]*", port) and int(port) <= 65535):
+            wrong.append(f"{where}: write a port from 1 to 65535")
+        if protocol not in {"tcp", "udp"}:
+            wrong.append(f"{where}: write tcp or udp as its protocol")
+        networks = entry.get("networks", [])
+        try:
+            split_networks(networks)  # type: ignore[arg-type]  # what it is, it tells
+        except ValueError as error:
+            wrong.append(f"{where}: {error}")
+            continue
+        known, purposes = merged.setdefault((protocol, port), ([], []))
+        known += networks  # type: ignore[arg-type]
+        if purpose not in purposes:
+            purposes.append(purpose)
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    result: list[PortElements] = []
+    for (protocol, port), (networks, purposes) in merged.items():
+        v4, v6 = split_networks(networks)
+        name = f"{protocol}_{port.removeprefix('$')}"
+        result.append(
+            {"name": name, "protocol": protocol, "port": port, "v4": v4, "v6": v6, "comment": _comment(purposes)}
+        )
+    return result
+
+
+def _comment(purposes: Sequence[str]) -> str:
+    """Text for nft's quotes, which have no escapes and hold 128 bytes at most."""
+    text = re.sub(r'["\\\x00-\x1f\x7f]', "'", ", ".join(purposes))
+    return text.encode()[:120].decode(errors="ignore")
