@@ -1,0 +1,271 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Edge of the module; the logic is in module_utils/instance.py."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: instance
+short_description: Run vLLM instances, each as a generation behind one unit, started when a completion was answered
+version_added: 0.1.0
+author: onprem.vllm founders (@onprem-vllm)
+description:
+  - Takes all instances of one host at once. What differs from the files on the host becomes a new generation under
+    C(/etc/vllm/<instance>/generations/<n>), activated by one rename of the link C(current).
+  - An instance is restarted where its process serves another generation than C(current), or does not run. The module
+    waits until systemd calls the unit started, which takes a completion from the instance itself.
+  - Where that fails, the last generation that was ready comes back by itself and the module fails with the cause.
+  - An interrupted run is repaired by the next one.
+options:
+  instances:
+    description: All instances this host shall have.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: Name of the instance; its unit is C(vllm-<name>.service).
+        type: str
+        required: true
+      release_path:
+        description: Directory of the release it runs. It must hold C(manifest.json) and C(bin/vllm).
+        type: path
+        required: true
+      serve:
+        description: Text of the file for C(vllm serve --config).
+        type: str
+        required: true
+      unit:
+        description: Text of the unit. Its first lines must hold the mark by which the collection knows its own units.
+        type: str
+        required: true
+      environment:
+        description: Environment of the process, without secrets.
+        type: dict
+        default: {}
+      secrets:
+        description: Secret environment variables. They are written to the root-only environment file alone.
+        type: dict
+        default: {}
+      served_model_name:
+        description: Name the readiness completion asks for.
+        type: str
+        required: true
+      host:
+        description: Address it listens on.
+        type: str
+        default: 0.0.0.0
+      port:
+        description: Port it listens on, different for each instance.
+        type: int
+        required: true
+      gpus:
+        description: GPUs (index or UUID) whose device nodes a start waits for. Empty for none.
+        type: list
+        elements: str
+        default: []
+      tls_certificate:
+        description: Certificate it serves with, where it speaks TLS itself. The readiness step accepts this one alone.
+        type: path
+  readiness:
+    description: Text of the program the units call before and after the start. Installed where it differs.
+    type: str
+  purge_others:
+    description:
+      - Whether instances of this collection that are not listed are stopped and removed, before any other starts.
+    type: bool
+    default: false
+  keep_caches:
+    description: Whether the compiled graphs of removed instances stay under C(/var/cache/vllm).
+    type: bool
+    default: false
+  start_timeout_s:
+    description: Seconds the unit allows a start (C(TimeoutStartSec)).
+    type: int
+    default: 900
+  stop_timeout_s:
+    description: Seconds the unit allows a stop (C(TimeoutStopSec)).
+    type: int
+    default: 120
+  device_timeout_s:
+    description: Seconds the unit waits for device nodes.
+    type: int
+    default: 60
+  keep:
+    description: Generations kept per instance; the current one and its fallback are always kept.
+    type: int
+    default: 5
+attributes:
+  check_mode:
+    description: Predicts what would be done, also on a host where nothing is installed yet.
+    support: full
+  diff_mode:
+    description: Shows every changed file; of a secret only whether it changed.
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Run one instance
+  onprem.vllm.instance:
+    instances:
+      - name: glm
+        release_path: /opt/vllm/releases/0.28.0-cpu-1f3a9c2e
+        serve: "{{ serve | onprem.vllm.serve_config }}"
+        unit: "{{ lookup('ansible.builtin.template', 'vllm.service.j2') }}"
+        environment: {HF_HUB_OFFLINE: "1"}
+        secrets: {VLLM_API_KEY: "{{ key }}"}
+        served_model_name: tiny-qwen3
+        port: 8000
+    purge_others: true
+"""
+
+RETURN = r"""
+instances:
+  description: What was done with each instance, or would be done in check mode.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: Name of the instance.
+      type: str
+    generation:
+      description: The generation that is current.
+      type: int
+    changed:
+      description: Whether anything of it changed.
+      type: bool
+    restarted:
+      description: Whether it was restarted.
+      type: bool
+    ready_seconds:
+      description: Seconds from the start of its process to the first completion, where known.
+      type: float
+    rolled_back:
+      description: Whether its start failed and the generation before came back.
+      type: bool
+    reason:
+      description: Why it was restarted.
+      type: str
+removed:
+  description: Names of the instances that were removed.
+  returned: always
+  type: list
+  elements: str
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.atomic import write_file
+from ..module_utils.host_lock import HostLocked, host_lock
+from ..module_utils.instance import (
+    Host,
+    InstancesRefused,
+    Limits,
+    SystemdError,
+    build,
+    check,
+    check_releases,
+    variable_problems,
+    without_secrets,
+)
+
+INSTANCE = {
+    "name": {"type": "str", "required": True},
+    "release_path": {"type": "path", "required": True},
+    "serve": {"type": "str", "required": True},
+    "unit": {"type": "str", "required": True},
+    "environment": {"type": "dict", "default": {}},
+    "secrets": {"type": "dict", "default": {}, "no_log": True},
+    "served_model_name": {"type": "str", "required": True},
+    "host": {"type": "str", "default": "0.0.0.0"},  # noqa: S104 - the firewall decides who reaches it
+    "port": {"type": "int", "required": True},
+    "gpus": {"type": "list", "elements": "str", "default": []},
+    "tls_certificate": {"type": "path"},
+}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "instances": {"type": "list", "elements": "dict", "required": True, "options": INSTANCE},
+            "readiness": {"type": "str"},
+            "purge_others": {"type": "bool", "default": False},
+            "keep_caches": {"type": "bool", "default": False},
+            "start_timeout_s": {"type": "int", "default": 900},
+            "stop_timeout_s": {"type": "int", "default": 120},
+            "device_timeout_s": {"type": "int", "default": 60},
+            "keep": {"type": "int", "default": 5},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    instances = [build(entry) for entry in given["instances"]]
+    host = Host(
+        Limits(given["start_timeout_s"], given["stop_timeout_s"], given["device_timeout_s"], max(1, given["keep"]))
+    )
+    program = host.places.programs / "readiness.py"
+    names = [instance.name for instance in instances]
+    result: dict[str, Any] = {"changed": False, "instances": [], "removed": []}
+
+    def due_program() -> bool:
+        return bool(instances) and given["readiness"] is not None and not _holds(program, given["readiness"])
+
+    try:
+        check(instances, [problem for entry in given["instances"] for problem in variable_problems(entry)])
+        if module.check_mode:
+            steps = [host.look(instance) for instance in instances]
+            result["removed"] = host.others(names) if given["purge_others"] else []
+            result["instances"] = [
+                {
+                    "name": step.instance.name,
+                    "generation": step.number,
+                    "changed": step.changes,
+                    "restarted": bool(step.restart),
+                    "ready_seconds": None,
+                    "rolled_back": False,
+                    "reason": step.restart,
+                }
+                for step in steps
+            ]
+            result["changed"] = bool(result["removed"]) or due_program() or any(step.changes for step in steps)
+            result["diff"] = [diff for step in steps for diff in host.diffs(step)]
+            module.exit_json(**result)
+        with host_lock(f"instances {', '.join(names) or 'removal'}"):
+            check_releases(instances)
+            if given["purge_others"]:
+                for name in host.others(names):
+                    host.remove(name, keep_caches=given["keep_caches"])
+                    result["removed"].append(name)
+                    result["changed"] = True
+                if not instances:
+                    result["changed"] = host.remove_shared() or result["changed"]
+            if due_program():
+                program.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                write_file(program, given["readiness"].encode(), 0o755)
+                result["changed"] = True
+            steps = [host.look(instance) for instance in instances]
+            result["diff"] = [diff for step in steps for diff in host.diffs(step)]
+            outcomes = host.apply(steps)
+    except (InstancesRefused, HostLocked, SystemdError, OSError) as error:
+        module.fail_json(msg=without_secrets(str(error), instances), **result)
+    result["instances"] = [outcome.returned() for outcome in outcomes]
+    result["changed"] = result["changed"] or any(outcome.changed for outcome in outcomes)
+    failures = [without_secrets(outcome.failure, instances) for outcome in outcomes if outcome.failure]
+    if failures:
+        module.fail_json(msg="\n".join(failures), **result)
+    module.exit_json(**result)
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == text and path.stat().st_mode & 0o7777 == 0o755
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The steps of a vLLM unit before and after its start; standard library only, run by systemd as root.
+
+``readiness.py devices SECONDS`` waits for the device nodes of the instance's GPUs.
+``readiness.py completion SECONDS RECORD`` waits for one real completion and writes RECORD. It ends at once when the
+main process does: systemd 252 waits for an ExecStartPost= even when what it waits for has died.
+
+What to ask comes from the unit's environment file: ONPREM_VLLM_GENERATION, _URL, _MODEL, _GPUS, _TLS_CERTIFICATE and
+VLLM_API_KEY.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+ASKED_TOKENS = 8
+# A server that is up and refuses like this does so for ever; 503 is an engine that is not there yet.
+FINAL_STATUS = range(400, 600)
+PASSING_STATUS = frozenset({408, 425, 429, 503})
+
+
+class NotReady(Exception):
+    """The instance will not become ready; the message says why and what to do."""
+
+
+def main(words: list[str]) -> int:
+    """Run one step; its exit status is the unit's verdict, its message goes to the journal."""
+    try:
+        if len(words) == 2 and words[0] == "devices":
+            wait_for_devices(os.environ.get("ONPREM_VLLM_GPUS", ""), float(words[1]))
+        elif len(words) == 3 and words[0] == "completion":
+            wait_for_completion(float(words[1]), Path(words[2]))
+        else:
+            print(__doc__, file=sys.stderr)
+            return 2
+    except NotReady as reason:
+        print(f"readiness: {reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pause_s: float = 1.0) -> None:
+    """Return once nvidia-smi lists every wanted GPU and the unified-memory node exists; at once where none is wanted.
+
+    At boot the unit may come before the driver has made its nodes; as root, nvidia-modprobe makes the missing one.
+
+    Raises:
+        NotReady: not within ``seconds``.
+    """
+    gpus = [gpu for gpu in wanted.split(",") if gpu]
+    until = time.monotonic() + seconds
+    while gpus:
+        listed, said = _listed_gpus(max(1.0, min(20.0, until - time.monotonic())))
+        missing = [gpu for gpu in gpus if gpu not in listed]
+        if not missing and (nodes / "nvidia-uvm").exists():
+            return
+        if not missing:
+            said = f"{nodes}/nvidia-uvm is missing"
+            _quiet(["nvidia-modprobe", "-c", "0", "-u"])
+        elif listed:
+            said = f"nvidia-smi -L lists {', '.join(sorted(listed))}, without {', '.join(missing)}"
+        if time.monotonic() >= until:
+            raise NotReady(
+                f"the GPUs {', '.join(gpus)} were not there after {seconds:.0f} s: {said}. Look at nvidia-smi and at"
+                " nvidia-persistenced.service."
+            )
+        time.sleep(pause_s)
+
+
+def _listed_gpus(timeout_s: float) -> tuple[set[str], str]:
+    """Indexes and UUIDs of ``nvidia-smi -L``, and what is wrong where it lists none."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-L"],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        return set(), f"nvidia-smi -L did not answer in {timeout_s:.0f} s"
+    except OSError as error:
+        return set(), f"nvidia-smi cannot be run ({error.strerror})"
+    found = set()
+    for index, identity in re.findall(r"^GPU (\d+):.*\(UUID: ([^)]+)\)", done.stdout, re.MULTILINE):
+        found |= {index, identity}
+    return found, (done.stderr or done.stdout).strip() or "nvidia-smi -L lists no GPU"
+
+
+def _quiet(words: list[str]) -> None:
+    try:
+        subprocess.run(words, capture_output=True, timeout=20, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+
+
+def wait_for_completion(seconds: float, record: Path) -> None:
+    """Ask the instance for completions until one is answered, and write down how long that took.
+
+    Raises:
+        NotReady: the main process ended, the answer was wrong, or none came within ``seconds``.
+    """
+    process = MainProcess(int(os.environ.get("MAINPID", "0") or 0))
+    until = time.monotonic() + seconds
+    last = "it does not listen yet"
+    while True:
+        process.check()
+        if time.monotonic() >= until:
+            raise NotReady(f"no completion after {seconds:.0f} s: {last}. The lines above are what vLLM said.")
+        try:
+            _in_time(lambda: _healthy(until), process, until)
+            asked = time.monotonic()
+            text = _in_time(lambda: _completion(until), process, until)
+            break
+        except StillStarting as reason:
+            last = str(reason)
+            time.sleep(0.25)
+    found = {
+        "generation": os.environ.get("ONPREM_VLLM_GENERATION", ""),
+        "model": os.environ.get("ONPREM_VLLM_MODEL", ""),
+        "seconds": round(process.age_s(), 2),
+        "completion_seconds": round(time.monotonic() - asked, 3),
+        "answered": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "invocation": os.environ.get("INVOCATION_ID", ""),
+        "pid": process.pid,
+    }
+    _write(record, json.dumps(found, indent=2, sort_keys=True) + "\n")
+    print(
+        f"readiness: ready after {found['seconds']} s; model {found['model']} answered {len(text)} characters"
+        f" in {found['completion_seconds']} s"
+    )
+
+
+class StillStarting(Exception):
+    """Not an error yet: the server is not up."""
+
+
+class MainProcess:
+    """The unit's main process, known by its start time too, so that a reused number does not pass for it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.started = self._started()
+        if not self.started:
+            self._gone()
+
+    def _started(self) -> int:
+        """Clock ticks from boot to its start; 0 where it is gone or a zombie."""
+        try:
+            fields = (
+                Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            )
+        except OSError:
+            return 0
+        return 0 if fields[0] in "ZX" else int(fields[19])
+
+    def check(self) -> None:
+        """Raise NotReady where it has ended."""
+        if self._started() != self.started:
+            self._gone()
+
+    def _gone(self) -> None:
+        raise NotReady("the main process ended before it answered a completion; the lines above say why.")
+
+    def age_s(self) -> float:
+        """Seconds since it was started."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started / os.sysconf("SC_CLK_TCK")
+
+
+def _in_time(ask: Callable[[], str], process: MainProcess, until: float) -> str:
+    """The result of ``ask``, abandoned when the main process ends or time is up: a first answer may take minutes."""
+    results: list[str] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(ask())
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        process.check()
+        if time.monotonic() >= until:
+            raise StillStarting("it accepted a request and did not answer")
+        thread.join(0.2)
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _healthy(until: float) -> str:
+    status, _ = _request("/health", None, until)
+    if status != 200:
+        raise StillStarting(f"/health answers {status}")
+    return ""
+
+
+def _completion(until: float) -> str:
+    """The text of one completion.
+
+    Raises:
+        NotReady: refused, from another model, or empty.
+    """
+    model = os.environ.get("ONPREM_VLLM_MODEL", "")
+    asked = {"model": model, "prompt": "The capital of France is", "max_tokens": ASKED_TOKENS, "temperature": 0}
+    # Random or instruction-tuned weights may end at once; the point is that tokens are produced.
+    status, body = _request("/v1/completions", {**asked, "ignore_eos": True}, until)
+    if status in PASSING_STATUS:
+        raise StillStarting(f"/v1/completions answers {status}")
+    if status in FINAL_STATUS:
+        raise NotReady(f"the first completion was answered {status}: {_short(body)}.{_remedy(status, model, until)}")
+    try:
+        answer = json.loads(body)
+        answered_by = answer["model"]
+        text = answer["choices"][0]["text"]
+    except (ValueError, LookupError, TypeError):
+        raise NotReady(f"the first completion is no completion: {_short(body)}.") from None
+    if answered_by != model:
+        raise NotReady(f"model {answered_by!r} answered where {model!r} was expected: another server holds the port.")
+    if not isinstance(text, str) or not text:
+        raise NotReady(f"the first completion is empty: {_short(body)}.")
+    return text
+
+
+def _remedy(status: int, model: str, until: float) -> str:
+    if status == 401:
+        return " VLLM_API_KEY in its secrets is not the key it was started with."
+    if status == 404:
+        _, body = _request("/v1/models", None, until)
+        try:
+            served = ", ".join(entry["id"] for entry in json.loads(body)["data"])
+        except (ValueError, LookupError, TypeError):
+            return ""
+        return f" It serves {served}, not {model}: compare served-model-name with the plan."
+    return ""
+
+
+def _request(path: str, content: dict[str, object] | None, until: float) -> tuple[int, str]:
+    url = os.environ.get("ONPREM_VLLM_URL", "") + path
+    request = urllib.request.Request(url, None if content is None else json.dumps(content).encode())
+    request.add_header("Content-Type", "application/json")
+    if key := os.environ.get("VLLM_API_KEY"):
+        request.add_header("Authorization", f"Bearer {key}")
+    # No proxy of the environment: the instance is on this host.
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if certificate := os.environ.get("ONPREM_VLLM_TLS_CERTIFICATE"):
+        # The instance's own certificate is the one trusted; it carries the host's name, not the loopback's.
+        trust = ssl.create_default_context(cafile=certificate)
+        trust.check_hostname = False
+        handlers.append(urllib.request.HTTPSHandler(context=trust))
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=max(1.0, until - time.monotonic())) as answer:
+            return answer.status, answer.read().decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode(errors="replace")
+    except ssl.SSLError as error:
+        raise NotReady(f"TLS with {url} failed: {error}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise StillStarting(f"{url}: {getattr(error, 'reason', None) or error or type(error).__name__}") from None
+
+
+def _short(body: str) -> str:
+    text = " ".join(body.split())
+    return text if len(text) <= 300 else f"{text[:300]} ..."
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all; a record that cannot be written is told and does not stop an instance that answers."""
+    try:
+        descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            os.fchmod(stream.fileno(), 0o644)
+            stream.write(text)
+        Path(beside).replace(path)
+    except OSError as error:
+        print(f"readiness: {path} cannot be written: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
