@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,60 +56,60 @@ def ends_in_zeros(path: Path) -> bool:
         return not any(stream.read(_ZERO_TAIL_BYTES))
 
 
-def completeness_problems(directory: Path, paths: Iterable[str], *, draft: bool = False) -> list[str]:
-    """Everything that would keep vLLM from loading ``directory`` offline, each with the file's name.
+def completeness_problems(files: Mapping[str, Path], *, draft: bool = False) -> list[str]:
+    """Everything that would keep vLLM from loading a model offline, each with the file's name.
 
     Args:
-        paths: files the model consists of, relative to ``directory``.
+        files: path in the model's directory -> where the file lies now.
         draft: a speculative draft model, which may use its target's tokenizer.
     """
-    present = set(paths)
+    present = set(files)
     problems = []
     if not present & {"config.json", "params.json"}:
         problems.append("config.json is missing")
     has_tokenizer = bool(present & set(_TOKENIZERS)) or any(
-        path.endswith(".tiktoken") or path.startswith("tokenizer.model") for path in present
+        path.endswith(".tiktoken") or path.startswith("tokenizer.model") for path in files
     )
     if not draft and not has_tokenizer:
         problems.append(f"no tokenizer: one of {', '.join(_TOKENIZERS)} is needed (a draft model: set `draft: true`)")
-    weights = sorted(path for path in present if path.endswith(_WEIGHTS))
+    weights = sorted(path for path in files if path.endswith(_WEIGHTS))
     if not weights:
         problems.append("no weights: no file ends in " + ", ".join(_WEIGHTS))
-    problems += _missing_shards(directory, present)
+    problems += _missing_shards(files)
     for path in weights:
-        if path.endswith(".safetensors") and (problem := safetensors_problem(directory / path)):
+        if path.endswith(".safetensors") and (problem := safetensors_problem(files[path])):
             problems.append(f"{path} {problem}")
-    problems += _missing_code(directory, present)
+    problems += _missing_code(files)
     return problems
 
 
-def _missing_shards(directory: Path, present: set[str]) -> list[str]:
+def _missing_shards(files: Mapping[str, Path]) -> list[str]:
     wanted: dict[str, str] = {}
     problems = []
-    for index in sorted(path for path in present if path.endswith(".index.json")):
-        document = _json(directory / index)
+    for index in sorted(path for path in files if path.endswith(".index.json")):
+        document = _json(files[index])
         shards = document.get("weight_map") if document else None
         if not isinstance(shards, dict):
             problems.append(f"{index} is no weight index")
             continue
         folder = index.rpartition("/")[0]
         wanted |= {f"{folder}/{shard}".lstrip("/"): index for shard in map(str, shards.values())}
-    for path in present:
+    for path in files:
         if match := _SHARD.fullmatch(path):
             for number in range(1, int(match["count"]) + 1):
                 wanted.setdefault(f"{match['stem']}-{number:05}-of-{match['count']}{match['suffix']}", path)
     problems += [
-        f"{shard} is missing ({why} tells of it)" for shard, why in sorted(wanted.items()) if shard not in present
+        f"{shard} is missing ({why} tells of it)" for shard, why in sorted(wanted.items()) if shard not in files
     ]
     return problems
 
 
-def _missing_code(directory: Path, present: set[str]) -> list[str]:
+def _missing_code(files: Mapping[str, Path]) -> list[str]:
     """Python files that `auto_map` names, and what they import from beside them (the Hub would be asked for them)."""
     problems = []
     pending: list[tuple[str, str]] = []
     for owner in _CODE_OWNERS:
-        document = (_json(directory / owner) if owner in present else None) or {}
+        document = (_json(files[owner]) if owner in files else None) or {}
         auto_map = document.get("auto_map")
         for reference in _texts(auto_map):
             repository, separator, local = reference.rpartition("--")
@@ -126,10 +126,10 @@ def _missing_code(directory: Path, present: set[str]) -> list[str]:
         if module in seen:
             continue
         seen.add(module)
-        if module not in present:
+        if module not in files:
             problems.append(f"{module} is missing ({owner} needs it)")
             continue
-        text = (directory / module).read_text(encoding="utf-8", errors="replace")
+        text = files[module].read_text(encoding="utf-8", errors="replace")
         pending += [(f"{match['module']}.py", module) for match in _LOCAL_IMPORT.finditer(text)]
     return problems
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from .atomic import CHUNK_BYTES
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -49,6 +52,22 @@ class Manifest:
         files = {path: {"sha256": entry.sha256, "size": entry.size} for path, entry in self.files.items()}
         document = {"format": FORMAT, "files": files, "source": self.source}
         return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One file where it comes from.
+
+    Attributes:
+        size: bytes.
+        version: changes with the content; equal versions need no second look.
+        sha256, git_oid: what the content must hash to, where the origin says so.
+    """
+
+    size: int
+    version: str
+    sha256: str | None = None
+    git_oid: str | None = None
 
 
 def check_name(name: str) -> str:
@@ -118,6 +137,15 @@ def walk_files(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
                     pending.append((Path(entry.path), f"{path}/"))
                 else:
                     yield path, entry.stat(follow_symlinks=False)
+
+
+def git_oid(path: Path) -> str:
+    """What git calls this content: the Hub gives no other hash for files outside LFS."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as stream:
+        while piece := stream.read(CHUNK_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def readable_size(size: float) -> str:
