@@ -28,7 +28,7 @@ class ActionModule(ActionBase):
         staged = self._step("stage")
         if staged.get("failed") or not staged.get("staged"):
             return staged
-        guard_s = float(staged["invocation"]["module_args"]["guard_s"])
+        guard_s = float(staged["guard_s"])
         deadline = time.monotonic() + guard_s
         kind = self._connection.transport
         if kind == "local" or (kind != "ssh" and staged["connection"] is None):

@@ -11,11 +11,18 @@ from typing import Any
 from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
 from ansible_collections.onprem.vllm.plugins.plugin_utils.role_variables import known_variables
+from jinja2 import pass_context
 from jinja2.exceptions import TemplateError
+from jinja2.runtime import Context
 
 
-def plan(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Compose the plan of the host whose ``hostvars`` are given; only the collection's variables are evaluated."""
+@pass_context
+def plan(context: Context, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Compose the plan of the host whose ``hostvars`` are given; only the collection's variables are evaluated.
+
+    ``hostvars[host]`` evaluates a variable without ``hostvars``, so ``http://{{ hostvars[groups['mirror'][0]]... }}``
+    fails in it, or silently takes its ``default()``. The values of the host at work come from the context instead.
+    """
     if not isinstance(variables, Mapping):
         raise AnsibleFilterError(
             f"onprem.vllm.plan takes the variables of a host, hostvars[<host>], not {type(variables).__name__}"
@@ -24,10 +31,11 @@ def plan(variables: Mapping[str, Any]) -> dict[str, Any]:
     names = [_plain(name) for name in variables]
     values: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
+    own = context.resolve_or_missing("inventory_hostname") == variables["inventory_hostname"]
     for name in names:
         if name in known and name != "vllm_plan":
             try:
-                values[name] = _plain(variables[name])
+                values[name] = _plain(context.resolve_or_missing(name) if own else variables[name])
             except (AnsibleError, TemplateError) as error:
                 unreadable[name] = str(error)
     return compose_plan(

@@ -11,12 +11,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from .atomic import CHUNK_BYTES, sha256_file, sync_directory
 
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class Opener(Protocol):
+    """What opens a request: ``urllib.request.OpenerDirector`` or one that keeps connections."""
+
+    def open(self, request: urllib.request.Request, *, timeout: float) -> Any:
+        """The answer, usable in ``with``: ``status``, ``headers``, ``read``."""
 
 
 class DownloadError(RuntimeError):
@@ -35,6 +42,7 @@ def download(
     progress: Callable[[int], None] | None = None,
     mode: int = 0o644,
     use_proxy: bool = False,
+    opener: Opener | None = None,
 ) -> None:
     """Put the file behind ``url`` at ``destination``; a part from an earlier try is continued by a range request.
 
@@ -46,13 +54,14 @@ def download(
         timeout_s: seconds without a byte after which a try ends.
         progress: called with the number of bytes each time some arrive.
         use_proxy: go through the proxies of the environment: right on the connected side, wrong towards the mirror.
+        opener: opens requests instead of urllib, such as a pool of kept connections; proxies are its business then.
 
     Raises:
         DownloadError: refused, truncated or different content after the last try. A wrong part is removed.
     """
     # A proxy left in a host's environment would be asked for the mirror, and cannot know it.
     handlers = [] if use_proxy else [urllib.request.ProxyHandler({})]
-    opener = urllib.request.build_opener(_KeepsSecrets, *handlers)
+    opener = opener or urllib.request.build_opener(_KeepsSecrets, *handlers)
     target = Path(destination)
     part = target.with_name(f"{target.name}.part")
     failure = "no attempt was made"
@@ -122,7 +131,7 @@ _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 def _append(
-    opener: urllib.request.OpenerDirector,
+    opener: Opener,
     url: str,
     part: Path,
     offset: int,

@@ -96,6 +96,10 @@ staged:
   description: Whether a new table was put in force; false where only files were written.
   returned: success
   type: bool
+guard_s:
+  description: The guard's time, as the module understood it.
+  returned: success
+  type: int
 proven_by:
   description: How the rules were proven, or why they could not be.
   returned: when a new table was put in force
@@ -140,6 +144,7 @@ def main() -> None:
     module.exit_json(
         changed=outcome.changed,
         staged=outcome.staged,
+        guard_s=module.params["guard_s"],
         connection=outcome.connection.as_dict() if outcome.connection else None,
         diff=_diff(outcome),
     )

@@ -113,7 +113,8 @@ def port_elements(ports: Sequence[Mapping[str, object]]) -> list[PortElements]:
             wrong.append(f"{where}: {error}")
             continue
         known, purposes = merged.setdefault((protocol, port), ([], []))
-        known += networks  # type: ignore[arg-type]
+        # No +=: Ansible's lazy list answers it with a new list, and this one would stay empty.
+        known.extend(networks)  # type: ignore[arg-type]
         if purpose not in purposes:
             purposes.append(purpose)
     if wrong:

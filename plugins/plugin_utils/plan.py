@@ -123,8 +123,9 @@ class _Composition:
             "releases": [release.as_plan() for release in releases],
             "models": self._models(instances),
             "instances": [{key: value for key, value in found.items() if key[0] != "_"} for found in instances],
-            "packages": self._packages(instances, releases, catalogue["packages"]),
+            "packages": self._packages(instances, releases, catalogue),
             "firewall": {"ports": self._firewall_ports(instances)},
+            "needs": self._needs(instances, releases, catalogue),
             "problems": self.problems,
             "origins": self.origins,
         }
@@ -336,7 +337,7 @@ class _Composition:
             self._wrong(
                 f"{where}.{key}",
                 f"vllm_models does not say where {name} comes from",
-                f"Add vllm_models.{name} with repository and revision, directory or share; {nearest(name, models)}",
+                f"Add vllm_models.{name} with repository and revision, or directory; {nearest(name, models)}",
             )
         return name
 
@@ -565,21 +566,23 @@ class _Composition:
         for name in [name for instance in instances for name in instance["_models"]]:
             source = known.get(name) or {}
             models[name] = {"name": name, "path": f"{root}/{name}", "manifest_sha256": source.get("manifest_sha256")}
-            if source.get("share"):
-                models[name]["share"] = source["share"]
         return list(models.values())
 
     def _packages(
         self,
         instances: Sequence[Mapping[str, Any]],
         releases: Sequence[Release],
-        of_variant: Mapping[str, Sequence[Mapping[str, str]]],
+        catalogue: Mapping[str, Any],
     ) -> list[dict[str, str]]:
         packages: dict[str, list[str]] = {}
+        for entry in catalogue["roles"]:
+            if set(entry["groups"]) & set(self.groups):
+                for name in entry.get("packages", []):
+                    packages.setdefault(name, []).append(f"role {entry['role']}")
         for release in releases:
             if release.interpreter is None:
                 packages.setdefault(f"python{release.python}", []).append(f"release {release.name}")
-            for package in of_variant["cpu" if release.variant == "cpu" else "cuda"]:
+            for package in catalogue["packages"]["cpu" if release.variant == "cpu" else "cuda"]:
                 name = package["name"].format(python=release.python)
                 if name.startswith("python") and release.interpreter is not None:
                     continue  # an interpreter archive brings its headers
@@ -608,9 +611,79 @@ class _Composition:
                     "is empty: no host could reach the mirror through its firewall",
                     "List the networks of the hosts that the mirror serves.",
                 )
-            port = self.value("wheel_mirror_port") if "wheel_mirror_port" in known_variables() else 80
-            ports.append({"port": port, "protocol": "tcp", "networks": networks, "for": "mirror"})
+            ports.append({"port": self._mirror_port(), "protocol": "tcp", "networks": networks, "for": "mirror"})
         return ports
+
+    def _needs(
+        self, instances: Sequence[Mapping[str, Any]], releases: Sequence[Release], catalogue: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What preflight compares with the host's facts."""
+        hardware = [(found["name"], found["_profile"].about.get("hardware") or {}) for found in instances]
+        disk = catalogue["disk"]
+        root = self.value("vllm_service_release_root").rstrip("/")
+        spaces = [
+            {
+                "path": f"{root}/{release.id}",
+                "gib": disk["release"]["cpu" if release.variant == "cpu" else "cuda"],
+                "for": f"release {release.name}",
+            }
+            for release in releases
+        ]
+        for instance in instances:
+            size = (instance["_profile"].about.get("hardware") or {}).get("model_gib")
+            if size:
+                spaces.append(
+                    {"path": instance["serve"]["model"], "gib": size, "for": f"model {instance['model']} and its draft"}
+                )
+        if instances:
+            spaces.append(
+                {"path": f"{self.value('cache_dirs_root').rstrip('/')}/vllm", "gib": disk["caches"], "for": "caches"}
+            )
+        listens = [
+            {"port": found["port"], "unit": f"vllm-{found['name']}.service", "for": f"instance {found['name']}"}
+            for found in instances
+        ]
+        if "mirror" in self.groups:
+            listens.append({"port": self._mirror_port(), "unit": "nginx.service", "for": "mirror"})
+        return {
+            "platforms": [
+                {"machine": release.machine, "glibc": list(release.glibc), "for": f"release {release.name}"}
+                for release in releases
+            ],
+            "pythons": [
+                {"version": release.python, "for": f"release {release.name}"}
+                for release in releases
+                if release.interpreter is None
+            ],
+            "drivers": [
+                {"version": catalogue["drivers"][release.variant], "variant": release.variant, "for": release.name}
+                for release in releases
+                if release.variant in catalogue["drivers"]
+            ],
+            "gpus": [
+                {
+                    "count": wanted.get("gpus", 1),
+                    "named": found["gpus"],
+                    "memory_gib": wanted.get("gpu_memory_gib"),
+                    "compute_capability": wanted.get("compute_capability"),
+                    "for": f"instance {found['name']}",
+                }
+                for found, (_, wanted) in zip(instances, hardware, strict=True)
+                if found["_profile"].about.get("accelerator") == "cuda"
+            ],
+            "memory_gib": [
+                {"gib": wanted["memory_gib"], "for": f"instance {name}"}
+                for name, wanted in hardware
+                if wanted.get("memory_gib")
+            ],
+            "disk": spaces,
+            "shm_mib": disk["shm_mib"] if instances else 0,
+            "ports": listens,
+            "user": self.value("vllm_service_user") if instances else None,
+        }
+
+    def _mirror_port(self) -> int:
+        return self.value("wheel_mirror_port") if "wheel_mirror_port" in known_variables() else 80
 
     def _cross_check(self, instances: Sequence[Mapping[str, Any]]) -> None:
         ports: dict[int, str] = {}
@@ -649,10 +722,14 @@ class _Composition:
             if not MODEL_NAME.fullmatch(name):
                 self._wrong(where, f"{name!r} is no directory name", "Use letters, digits, dots, hyphens and _.")
             model = model or {}  # noqa: PLW2901 - an entry may be empty
-            sources = [key for key in ("repository", "directory", "share") if model.get(key)]
-            if len(sources) != 1 and not self._is_wrong(where):
-                found = " and ".join(sources) or "no source"
-                self._wrong(where, f"names {found}", "Name exactly one of repository, directory and share.")
+            sources = [key for key in ("repository", "directory") if model.get(key)]
+            least = 0 if self.value("hf_cache_share") else 1
+            if not least <= len(sources) <= 1 and not self._is_wrong(where):
+                self._wrong(
+                    where,
+                    f"names {' and '.join(sources) or 'no source'}",
+                    "Name exactly one of repository and directory, or set hf_cache_share if the hosts find it there.",
+                )
             if model.get("repository"):
                 if not re.fullmatch(r"[\w.-]+/[\w.-]+", model["repository"]):
                     self._wrong(f"{where}.repository", f"is {model['repository']!r}", "Write organisation/name.")
