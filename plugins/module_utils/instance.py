@@ -13,12 +13,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .atomic import sync_directory, write_file
 from .generation import GENERATION_VARIABLE, Content, Generations, differences
+from .host_lock import HostLocked, host_lock
 from .systemd_environment import EnvironmentRefused, check_assignment
 from .systemd_unit import (
     StartFailed,
@@ -38,6 +39,14 @@ MARK = "# Managed by the Ansible collection onprem.vllm"
 RESERVED = "ONPREM_VLLM_"
 # Shorter ones would be found in ordinary words.
 SECRET_SOUGHT_LENGTH = 8
+
+
+class InstancesFailed(RuntimeError):
+    """An instance did not become ready, or the host refused a step; ``result`` says what was done all the same."""
+
+    def __init__(self, message: str, result: dict[str, object]) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class InstancesRefused(ValueError):
@@ -338,6 +347,20 @@ class Host:
     def _wanted_by(self, unit: str) -> Path:
         return self.places.units / "multi-user.target.wants" / unit
 
+    @property
+    def program(self) -> Path:
+        """The program that the units call before and after a start."""
+        return self.places.programs / "readiness.py"
+
+    def has_program(self, text: str) -> bool:
+        """Whether that program is there as ``text`` and can be read by systemd."""
+        return _text(self.program) == text and self.program.stat().st_mode & 0o7777 == 0o644
+
+    def install_program(self, text: str) -> None:
+        """Put that program in place; running instances are not touched by it."""
+        self.program.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_file(self.program, text.encode(), 0o644)
+
     def look(self, instance: Instance) -> Step:
         """Decide from the host's actual state what ``instance`` needs; changes nothing."""
         generations = Generations(self.places.etc / instance.name)
@@ -393,17 +416,13 @@ class Host:
             for diff in found
         ]
 
-    def apply(self, steps: Sequence[Step], say: Callable[[str], None] = lambda _: None) -> list[Outcome]:
+    def apply(self, steps: Sequence[Step]) -> list[Outcome]:
         """Carry the steps out, one instance after the other; one that fails does not keep the next from its turn."""
         for step in steps:
             if step.new or step.install_unit:
                 verify_unit(step.instance.unit, step.instance.content.unit)
         self._free_claims(steps)
-        outcomes = []
-        for step in steps:
-            say(f"{step.instance.name}: {step.restart or 'as it shall be'}")
-            outcomes.append(self._apply(step))
-        return outcomes
+        return [self._apply(step) for step in steps]
 
     def _free_claims(self, steps: Sequence[Step]) -> None:
         """Stop instances that restart anyway and hold a port or GPU that another one needs for its start."""
@@ -494,6 +513,88 @@ class Host:
         return float(seconds) if isinstance(seconds, int | float) else None
 
 
+def bring_about(
+    entries: Sequence[Mapping[str, object]],
+    host: Host,
+    *,
+    readiness: str | None = None,
+    purge_others: bool = False,
+    keep_caches: bool = False,
+    check_mode: bool = False,
+) -> dict[str, object]:
+    """Make the host's instances what ``entries`` say, or predict it; what the module returns.
+
+    Args:
+        entries: the module's ``instances``, see build().
+        readiness: text of the program that the units call.
+        purge_others: remove instances of ours that are not in ``entries``, before any other one starts.
+
+    Raises:
+        InstancesFailed: refused, not ready or interrupted by an error. No secret is in its message.
+    """
+    result: dict[str, object] = {"changed": False, "instances": [], "removed": [], "diff": []}
+    instances = [build(entry) for entry in entries]
+    names = [instance.name for instance in instances]
+    try:
+        check(instances, [problem for entry in entries for problem in variable_problems(entry)])
+        if check_mode:
+            _predict(instances, host, readiness, host.others(names) if purge_others else [], result)
+            return result
+        with host_lock(f"instances {', '.join(names) or 'removal'}"):
+            failures = _carry_out(instances, host, readiness, purge_others, keep_caches, result)
+    except (InstancesRefused, HostLocked, SystemdError, OSError) as error:
+        raise InstancesFailed(without_secrets(str(error), instances), result) from None
+    if failures:
+        raise InstancesFailed(without_secrets("\n".join(failures), instances), result)
+    return result
+
+
+def _predict(
+    instances: Sequence[Instance], host: Host, readiness: str | None, others: list[str], result: dict[str, object]
+) -> None:
+    steps = [host.look(instance) for instance in instances]
+    result["removed"] = others
+    result["instances"] = [
+        Outcome(
+            step.instance.name, step.number, step.changes, restarted=bool(step.restart), reason=step.restart
+        ).returned()
+        for step in steps
+    ]
+    program = bool(instances) and readiness is not None and not host.has_program(readiness)
+    result["changed"] = bool(others) or program or any(step.changes for step in steps)
+    result["diff"] = [diff for step in steps for diff in host.diffs(step)]
+
+
+def _carry_out(
+    instances: Sequence[Instance],
+    host: Host,
+    readiness: str | None,
+    purge_others: bool,
+    keep_caches: bool,
+    result: dict[str, object],
+) -> list[str]:
+    check_releases(instances)
+    removed: list[str] = []
+    result["removed"] = removed
+    if purge_others:
+        for name in host.others([instance.name for instance in instances]):
+            result["changed"] = True
+            host.remove(name, keep_caches=keep_caches)
+            removed.append(name)
+        if not instances and host.remove_shared():
+            result["changed"] = True
+    if instances and readiness is not None and not host.has_program(readiness):
+        result["changed"] = True
+        host.install_program(readiness)
+    steps = [host.look(instance) for instance in instances]
+    result["diff"] = [diff for step in steps for diff in host.diffs(step)]
+    if any(step.changes for step in steps):
+        result["changed"] = True
+    outcomes = host.apply(steps)
+    result["instances"] = [outcome.returned() for outcome in outcomes]
+    return [outcome.failure for outcome in outcomes if outcome.failure]
+
+
 def without_secrets(text: str, instances: Sequence[Instance]) -> str:
     """``text`` with the value of every secret replaced: a program may print its own environment to the journal."""
     values = {value for instance in instances for value in instance.content.secrets.values() if value}
@@ -507,20 +608,3 @@ def _text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-
-
-__all__ = [
-    "Host",
-    "Instance",
-    "InstancesRefused",
-    "Limits",
-    "Outcome",
-    "Places",
-    "Step",
-    "SystemdError",
-    "build",
-    "check",
-    "check_releases",
-    "variable_problems",
-    "without_secrets",
-]

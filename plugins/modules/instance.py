@@ -154,24 +154,9 @@ removed:
   elements: str
 """
 
-from pathlib import Path
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.atomic import write_file
-from ..module_utils.host_lock import HostLocked, host_lock
-from ..module_utils.instance import (
-    Host,
-    InstancesRefused,
-    Limits,
-    SystemdError,
-    build,
-    check,
-    check_releases,
-    variable_problems,
-    without_secrets,
-)
+from ..module_utils.instance import Host, InstancesFailed, Limits, bring_about
 
 INSTANCE = {
     "name": {"type": "str", "required": True},
@@ -203,68 +188,19 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
-    instances = [build(entry) for entry in given["instances"]]
-    host = Host(
-        Limits(given["start_timeout_s"], given["stop_timeout_s"], given["device_timeout_s"], max(1, given["keep"]))
-    )
-    program = host.places.programs / "readiness.py"
-    names = [instance.name for instance in instances]
-    result: dict[str, Any] = {"changed": False, "instances": [], "removed": []}
-
-    def due_program() -> bool:
-        return bool(instances) and given["readiness"] is not None and not _holds(program, given["readiness"])
-
+    limits = Limits(given["start_timeout_s"], given["stop_timeout_s"], given["device_timeout_s"], max(1, given["keep"]))
     try:
-        check(instances, [problem for entry in given["instances"] for problem in variable_problems(entry)])
-        if module.check_mode:
-            steps = [host.look(instance) for instance in instances]
-            result["removed"] = host.others(names) if given["purge_others"] else []
-            result["instances"] = [
-                {
-                    "name": step.instance.name,
-                    "generation": step.number,
-                    "changed": step.changes,
-                    "restarted": bool(step.restart),
-                    "ready_seconds": None,
-                    "rolled_back": False,
-                    "reason": step.restart,
-                }
-                for step in steps
-            ]
-            result["changed"] = bool(result["removed"]) or due_program() or any(step.changes for step in steps)
-            result["diff"] = [diff for step in steps for diff in host.diffs(step)]
-            module.exit_json(**result)
-        with host_lock(f"instances {', '.join(names) or 'removal'}"):
-            check_releases(instances)
-            if given["purge_others"]:
-                for name in host.others(names):
-                    host.remove(name, keep_caches=given["keep_caches"])
-                    result["removed"].append(name)
-                    result["changed"] = True
-                if not instances:
-                    result["changed"] = host.remove_shared() or result["changed"]
-            if due_program():
-                program.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-                write_file(program, given["readiness"].encode(), 0o755)
-                result["changed"] = True
-            steps = [host.look(instance) for instance in instances]
-            result["diff"] = [diff for step in steps for diff in host.diffs(step)]
-            outcomes = host.apply(steps)
-    except (InstancesRefused, HostLocked, SystemdError, OSError) as error:
-        module.fail_json(msg=without_secrets(str(error), instances), **result)
-    result["instances"] = [outcome.returned() for outcome in outcomes]
-    result["changed"] = result["changed"] or any(outcome.changed for outcome in outcomes)
-    failures = [without_secrets(outcome.failure, instances) for outcome in outcomes if outcome.failure]
-    if failures:
-        module.fail_json(msg="\n".join(failures), **result)
+        result = bring_about(
+            given["instances"],
+            Host(limits),
+            readiness=given["readiness"],
+            purge_others=given["purge_others"],
+            keep_caches=given["keep_caches"],
+            check_mode=module.check_mode,
+        )
+    except InstancesFailed as failure:
+        module.fail_json(msg=str(failure), **failure.result)
     module.exit_json(**result)
-
-
-def _holds(path: Path, text: str) -> bool:
-    try:
-        return path.read_text(encoding="utf-8") == text and path.stat().st_mode & 0o7777 == 0o755
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":
