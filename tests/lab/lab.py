@@ -413,8 +413,9 @@ class Lab:
         self.write("hosts", names)
         keys = {host: (self.directory / f"{host}.key.pub").read_text().split()[:2] for host in state.hosts}
         self.write("known_hosts", [" ".join([",".join([h, *addresses[h]]), *key]) for h, key in keys.items()])
-        self.write("ssh_config", ssh_config(self.name, self.directory, {h: addresses[h][0] for h in state.hosts}))
-        self.write("inventory.yml", inventory(self.directory, {h: addresses[h][0] for h in state.hosts}))
+        ipv4 = {host: addresses[host][0] for host in state.hosts}
+        self.write("ssh_config", ssh_config(self.name, self.directory, ipv4))
+        self.write("inventory.yml", inventory(self.directory, subnet, ipv4))
 
     def write(self, name: str, lines: list[str]) -> None:
         beside = self.directory / f"{name}.new"
@@ -445,13 +446,18 @@ class Lab:
         _become(["ssh", "-F", str(self.directory / "ssh_config"), self.known(host), *command])
 
     def logs(self, host: str, lines: int) -> None:
-        """Print the journal's end, and that of each failed unit."""
+        """Print the end of a host's journal, then that of each failed unit."""
         self.known(host)
         print(self.output(host, "journalctl", "--no-pager", "--lines", str(lines)), end="")
-        failed = self.output(host, "systemctl", "--failed", "--no-legend", "--plain")
-        for unit in [line.split()[0] for line in failed.splitlines()]:
-            print(f"\n--- {host}: {unit} failed")
-            print(self.output(host, "journalctl", "--no-pager", "--lines", str(lines), "--unit", unit), end="")
+        self.failures([host], lines)
+
+    def failures(self, hosts: list[str], lines: int) -> None:
+        """Print the end of each failed unit's journal; nothing where none failed or the lab is not up."""
+        for host in hosts:
+            failed = self.output(host, "systemctl", "--failed", "--no-legend", "--plain")
+            for unit in [line.split()[0] for line in failed.splitlines()]:
+                print(f"--- {host}: {unit} failed")
+                print(self.output(host, "journalctl", "--no-pager", "--lines", str(lines), "--unit", unit), end="")
 
     def status(self) -> bool:
         """Print each host's state; True where all are running."""
@@ -497,13 +503,22 @@ def ssh_config(lab: str, directory: Path, addresses: dict[str, str]) -> list[str
     ]
 
 
-def inventory(directory: Path, addresses: dict[str, str]) -> list[str]:
-    """An inventory of a lab's hosts, ungrouped; a JSON value is YAML too, and quotes itself."""
-    lines = ["---", "all:", "  vars:", "    ansible_user: ops"]
-    lines.append(f"    ansible_ssh_common_args: {json.dumps('-F ' + shlex.quote(str(directory / 'ssh_config')))}")
-    lines.append("  hosts:")
+def inventory(directory: Path, subnet: network.Subnet, addresses: dict[str, str]) -> list[str]:
+    """An inventory of a lab's hosts, ungrouped, as YAML lines (a JSON value is YAML too, and quotes itself).
+
+    Everything stands at the hosts, so that it wins over the group variables of another inventory given beside it.
+    """
+    arguments = json.dumps("-F " + shlex.quote(str(directory / "ssh_config")))
+    networks = json.dumps([str(subnet.ipv4), str(subnet.ipv6)])
+    lines = ["---", "all:", "  hosts:"]
     for host, address in addresses.items():
-        lines += [f"    {host}:", f"      ansible_host: {address}"]
+        lines += [
+            f"    {host}:",
+            f"      ansible_host: {address}",
+            "      ansible_user: ops",
+            f"      ansible_ssh_common_args: {arguments}",
+            f"      lab_networks: {networks}",
+        ]
     return lines
 
 
@@ -563,6 +578,8 @@ def parser() -> argparse.ArgumentParser:
     logs = command("logs", "print the end of a host's journal and of its failed units'")
     logs.add_argument("host", metavar="HOST")
     logs.add_argument("--lines", type=int, default=200)
+    failures = command("failures", "print the end of every failed unit's journal, on all hosts")
+    failures.add_argument("--lines", type=int, default=100)
     sink = command("sink", "print how many packets tried to leave the lab")
     sink.add_argument("--details", action="store_true", help="and from where to where")
     sink.add_argument("--reset", action="store_true", help="and count from zero again")
@@ -605,6 +622,9 @@ def main() -> int:
             lab.reboot(arguments.host, kill=arguments.kill)
         case "logs":
             lab.logs(arguments.host, arguments.lines)
+        case "failures":
+            state = State.read(lab.directory)
+            lab.failures(list(state.hosts) if state else [], arguments.lines)
         case "sink":
             lab.sink(reset=arguments.reset, details=arguments.details)
     return 0
