@@ -75,7 +75,7 @@ def _system(plan: Plan, facts: Facts) -> Iterator[Finding]:
             "Use a host, or a container started with systemd as its init.",
         )
     for platform in plan["needs"]["platforms"]:
-        machine = _MACHINES.get(facts["machine"], facts["machine"])
+        machine = _MACHINES.get(facts["machine"]) or str(facts["machine"])
         if machine != platform["machine"]:
             yield _finding(
                 "architecture",
@@ -167,9 +167,9 @@ def _memory(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if shm < least:
         yield _finding(
             "shm-small",
-            f"/dev/shm holds {shm:.0f} MiB",
+            f"/dev/shm holds {shm:.0f} MiB",  # noqa: S108 - the shared memory itself
             f"{least} MiB, for what vLLM's processes exchange",
-            "Remount it (mount -o remount,size=2G /dev/shm) and set its size in /etc/fstab; for a container --shm-size.",
+            "mount -o remount,size=2G /dev/shm, and its size in /etc/fstab; for a container --shm-size=2g.",
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .catalogue import COLLECTION, inventory_spec, read_yaml
-from .plan_layers import layer, merge_all, resolve
+from .plan_layers import Layer, layer, merge_all, resolve
 from .profile import Profile, load_profiles
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
 from .role_variables import Problem, checked, default_of, known_variables, misspelt, nearest, problem
@@ -166,8 +166,7 @@ class _Composition:
         release = self._release(where, chosen.get("release"), chosen_from)
         if profile is None:
             return None
-        lower = [] if release is None else [self._base(name, release)]
-        settings, origins = resolve(merge_all(*lower, profile.settings, *upper))
+        settings, origins = resolve(merge_all(self._base(name, release), profile.settings, *upper))
         if release is not None:
             self._check_fit(where, profile, release)
 
@@ -276,8 +275,11 @@ class _Composition:
         origin = origins.get((key,), "")
         return f"{origin}.{key}" if origin.startswith("vllm_") else f"{where}.{key}"
 
-    def _base(self, instance: str, release: Release) -> Any:
+    def _base(self, instance: str, release: Release | None) -> Layer:
         """The lowest layer: what every instance has, from paths and limits."""
+        serve = {"shutdown-timeout": self.value("vllm_service_shutdown_timeout_s")}
+        if release is None:
+            return layer({"serve": serve}, "collection")
         caches = self.value("cache_dirs_root").rstrip("/")
         own = f"{caches}/vllm/{instance}/{release.id}"
         programs = f"{self.value('vllm_service_release_root').rstrip('/')}/{release.id}/bin"
@@ -301,7 +303,6 @@ class _Composition:
             "VLLM_HOST_IP": "127.0.0.1",
             **OFFLINE,
         }
-        serve = {"shutdown-timeout": self.value("vllm_service_shutdown_timeout_s")}
         return layer({"environment": environment, "serve": serve}, "collection")
 
     def _check_fit(self, where: str, profile: Profile, release: Release) -> None:
@@ -473,7 +474,7 @@ class _Composition:
                 self._wrong(f"{where}.serve.{flag}", f"is {size!r}", "Give a whole number from 1.")
                 return
             needed *= size
-        if gpus and len(gpus) != needed:
+        if gpus and len(gpus) != needed and not self._is_wrong(f"{where}.gpus"):
             self._wrong(
                 f"{where}.gpus",
                 f"names {len(gpus)} GPUs, the parallel sizes in serve make {needed}",
@@ -745,7 +746,7 @@ class _Composition:
     def _check_secrets(self) -> None:
         instances = self.value("vllm_instances")
         for name in self.value("vllm_secrets"):
-            if name not in instances:
+            if name not in instances and not self._is_wrong(f"vllm_instances.{name}"):
                 self._wrong(
                     f"vllm_secrets.{name}",
                     "the host has no instance of that name",

@@ -35,15 +35,13 @@ class Profile:
     def refusals(self, vllm: str) -> list[str]:
         """Why this profile does not work with a vLLM version; empty where it does."""
         versions = self.about.get("vllm") or {}
-        reasons = []
         if versions.get("versions") and Version(vllm) not in SpecifierSet(versions["versions"], prereleases=True):
-            reasons.append(f"it is for vLLM {versions['versions']}")
-        reasons.extend(
+            return [f"it is for vLLM {versions['versions']}"]
+        return [
             f"vLLM {refused['versions']}: {refused['because']}"
             for refused in versions.get("refused") or []
             if Version(vllm) in SpecifierSet(refused["versions"], prereleases=True)
-        )
-        return reasons
+        ]
 
 
 def load_profiles(site: Mapping[str, Any], problems: list[Problem]) -> dict[str, Profile | None]:
@@ -67,9 +65,12 @@ def _load(name: str, sources: Mapping[str, tuple[str, Any]], problems: list[Prob
         merged = merge(layer({key: value for key, value in content.items() if key != "extends"}, origin), merged)
         base = content.get("extends")
         if base is not None and (base not in sources or base in chain):
+            place = f"{sources[name][0]}.extends"
+            if any(found["where"] in {f"{sources[link][0]}.extends" for link in chain} for found in problems):
+                return None  # another profile of the same chain has said it
             what = f"extends {base}, " + ("which extends it" if base in chain else "which is no profile")
             remedy = "Break the circle." if base in chain else nearest(base, sources).capitalize()
-            problems.append(problem(f"{sources[name][0]}.extends", what, remedy))
+            problems.append(problem(place, what, remedy))
             return None
     if not isinstance(merged, Branch):
         return None

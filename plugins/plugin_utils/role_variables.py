@@ -147,11 +147,13 @@ def _checked_dict(value: Any, spec: Mapping[str, Any], where: str, problems: lis
             if key not in options:
                 problems.append(problem(path, "there is no such key", nearest(key, options).capitalize()))
                 continue
-            result[key] = checked(item, options[key], path, problems)
-        elif each is not None:
-            result[key] = checked({} if item is None else item, each, path, problems)
+            item_spec: Mapping[str, Any] | None = options[key]
         else:
+            item_spec = each
+        if item_spec is None or item is None:
             result[key] = item
+        elif (fitting := checked(item, item_spec, path, problems)) is not None:
+            result[key] = fitting
     for key, option in (options or {}).items():
         if option.get("required") and value.get(key) is None:
             problems.append(problem(f"{where}.{key}", "is missing", f"Set it: {option['description']}"))

@@ -1,0 +1,625 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_report import plan_table, problem_report
+from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition import load_release
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+RELEASE = load_release("0.28.0-cpu")
+RELEASE_ID = RELEASE.id
+
+# A site release of the CUDA kind with a real lock: the plan never opens it, only its hash counts here.
+CUDA_RELEASE = {
+    "vllm": "0.31.0",
+    "variant": "cu130",
+    "python": "3.12",
+    "platform": "x86_64-manylinux_2_36",
+    "requirements": ["vllm==0.31.0"],
+    "lock": str(RELEASE.lock_path),
+}
+TINY: dict[str, Any] = {
+    "vllm_mirror_url": "http://mirror1",
+    "vllm_release": "0.28.0-cpu",
+    "vllm_client_networks": ["10.77.0.0/24"],
+    "vllm_models": {"tiny-qwen3": {"directory": "/staging/tiny-qwen3"}},
+    "vllm_instances": {"glm": {"profile": "tiny-cpu", "port": 8000}},
+}
+GPU: dict[str, Any] = {
+    **TINY,
+    "vllm_release": "site-cu130",
+    "vllm_releases": {"site-cu130": CUDA_RELEASE},
+    "vllm_models": {
+        "glm-5.2-nvfp4": {"repository": "nvidia/GLM-5.2-NVFP4", "revision": "a" * 40},
+        "gemma-4-26b-a4b-it": {"directory": "/staging/gemma"},
+        "gemma-4-26b-a4b-it-assistant": {"directory": "/staging/gemma-assistant"},
+    },
+    "vllm_instances": {"glm": {"profile": "glm-5.2-nvfp4-8gpu", "port": 8000}},
+}
+
+
+def plan(base: dict[str, Any] = TINY, groups: tuple[str, ...] = ("vllm",), **changes: Any) -> dict[str, Any]:
+    variables = {**copy.deepcopy(base), **changes}
+    return compose_plan("glm1", groups, {name: value for name, value in variables.items() if value is not ...})
+
+
+def instance(**settings: Any) -> dict[str, Any]:
+    return {"vllm_instances": {"glm": {"profile": "tiny-cpu", "port": 8000, **settings}}}
+
+
+def test_a_right_inventory_has_no_problem_and_a_whole_plan() -> None:
+    made = plan(vllm_secrets={"glm": {"VLLM_API_KEY": "s3cret-value"}})
+    assert made["problems"] == []
+    assert made["roles"] == [
+        *("preflight", "host_base", "uv_venv", "cache_dirs", "hf_cache", "nftables", "vllm_service"),
+    ]
+    assert made["mirror"] == {"url": "http://mirror1"}
+    assert made["releases"] == [RELEASE.as_plan()]
+    assert made["models"] == [{"name": "tiny-qwen3", "path": "/models/tiny-qwen3", "manifest_sha256": None}]
+    assert made["firewall"]["ports"] == [
+        {"port": 8000, "protocol": "tcp", "networks": ["10.77.0.0/24"], "for": "instance glm"}
+    ]
+    found = made["instances"][0]
+    assert {key: found[key] for key in ("name", "profile", "release", "release_id", "model", "port", "gpus")} == {
+        "name": "glm",
+        "profile": "tiny-cpu",
+        "release": "0.28.0-cpu",
+        "release_id": RELEASE_ID,
+        "model": "tiny-qwen3",
+        "port": 8000,
+        "gpus": [],
+    }
+    assert found["serve"] == {
+        "model": "/models/tiny-qwen3",
+        "served-model-name": "tiny-qwen3",
+        "host": "0.0.0.0",
+        "port": 8000,
+        "shutdown-timeout": 60,
+        "max-model-len": 1024,
+        "max-num-seqs": 4,
+        "max-num-batched-tokens": 1024,
+        "enforce-eager": True,
+    }
+    assert found["secrets"] == ["VLLM_API_KEY"]
+    assert "s3cret-value" not in json.dumps(made)
+
+
+def test_environment_is_complete_and_names_real_paths() -> None:
+    environment = plan()["instances"][0]["environment"]
+    release = f"/opt/vllm/releases/{RELEASE_ID}"
+    assert environment == {
+        "PATH": f"{release}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": f"/var/cache/vllm/glm/{RELEASE_ID}",
+        "XDG_CACHE_HOME": f"/var/cache/vllm/glm/{RELEASE_ID}/xdg",
+        "VLLM_CACHE_ROOT": f"/var/cache/vllm/glm/{RELEASE_ID}",
+        "FLASHINFER_WORKSPACE_BASE": f"/var/cache/flashinfer/{RELEASE_ID}",
+        "TRITON_CACHE_DIR": f"/var/cache/triton/{RELEASE_ID}",
+        "TORCHINDUCTOR_CACHE_DIR": f"/var/cache/torchinductor/{RELEASE_ID}",
+        "CUDA_CACHE_PATH": f"/var/cache/nv/{RELEASE_ID}",
+        "HF_HOME": f"/var/cache/huggingface/{RELEASE_ID}",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "FLASHINFER_NO_DOWNLOAD": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "840",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
+    moved = plan(cache_dirs_root="/fast/cache", vllm_service_start_timeout_s=3600)["instances"][0]["environment"]
+    assert moved["HF_HOME"] == f"/fast/cache/huggingface/{RELEASE_ID}"
+    assert moved["VLLM_ENGINE_READY_TIMEOUT_S"] == "3540"
+
+
+def test_the_reference_glm_command_comes_out_argument_by_argument() -> None:
+    made = plan(GPU)
+    assert made["problems"] == []
+    assert made["instances"][0]["serve"] == {
+        "model": "/models/glm-5.2-nvfp4",
+        "served-model-name": "glm-5.2",
+        "host": "0.0.0.0",
+        "port": 8000,
+        "shutdown-timeout": 60,
+        "tensor-parallel-size": 8,
+        "enable-expert-parallel": True,
+        "kv-cache-dtype": "fp8",
+        "max-model-len": 262144,
+        "gpu-memory-utilization": 0.95,
+        "enable-auto-tool-choice": True,
+        "tool-call-parser": "glm47",
+        "reasoning-parser": "glm45",
+    }
+    assert made["instances"][0]["environment"]["PATH"].split(":")[1] == "/usr/local/cuda/bin"
+    assert "CUDA_VISIBLE_DEVICES" not in made["instances"][0]["environment"]
+    assert {"numactl", "gcc", "python3.12-dev"} <= {package["name"] for package in made["packages"]}
+
+
+def test_a_draft_model_is_staged_and_its_path_passed() -> None:
+    made = plan(GPU, vllm_instances={"gemma": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [3]}})
+    assert made["problems"] == []
+    assert [model["name"] for model in made["models"]] == ["gemma-4-26b-a4b-it", "gemma-4-26b-a4b-it-assistant"]
+    found = made["instances"][0]
+    assert found["serve"]["speculative-config"] == {
+        "method": "mtp",
+        "num_speculative_tokens": 4,
+        "model": "/models/gemma-4-26b-a4b-it-assistant",
+    }
+    assert found["environment"]["CUDA_VISIBLE_DEVICES"] == "3"
+    assert made["origins"]["instances.gemma.serve.speculative-config.model"] == "profile gemma-4-26b-l40s"
+    assert made["origins"]["instances.gemma.environment.CUDA_VISIBLE_DEVICES"] == "instance gemma"
+
+
+def test_precedence_and_origins() -> None:
+    made = plan(
+        vllm_group_overrides={"serve": {"max-num-seqs": 2, "seed": 1, "max-model-len": 512}, "release": "0.31.0-cpu"},
+        vllm_host_overrides={"serve": {"max-num-seqs": 3, "seed": None, "enforce-eager": None}},
+        **instance(serve={"max-num-seqs": 5}, environment={"OMP_NUM_THREADS": 2}),
+    )
+    assert made["problems"] == []
+    found, origins = made["instances"][0], made["origins"]
+    assert found["release"] == "0.31.0-cpu"
+    assert found["serve"]["max-num-seqs"] == 5
+    assert found["serve"]["max-model-len"] == 512
+    assert "seed" not in found["serve"]
+    assert "enforce-eager" not in found["serve"]
+    assert found["environment"]["OMP_NUM_THREADS"] == "2"
+    assert origins["instances.glm.serve.max-num-seqs"] == "instance glm"
+    assert origins["instances.glm.serve.max-model-len"] == "vllm_group_overrides"
+    assert origins["instances.glm.serve.max-num-batched-tokens"] == "profile tiny-cpu"
+    assert origins["instances.glm.release"] == "vllm_group_overrides"
+    assert origins["instances.glm.serve.shutdown-timeout"] == "collection"
+    assert origins["instances.glm.serve.port"] == "instance glm"
+
+
+def test_every_leaf_of_an_instance_has_an_origin() -> None:
+    made = plan(GPU, vllm_instances={"gemma": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [3]}})
+    for part in ("serve", "environment"):
+        for key, value in made["instances"][0][part].items():
+            names = [f"{key}.{inner}" for inner in value] if isinstance(value, dict) else [key]
+            for name in names:
+                assert made["origins"][f"instances.gemma.{part}.{name}"], name
+
+
+def test_a_profile_of_the_site_extends_a_shipped_one() -> None:
+    made = plan(
+        vllm_profiles={"mine": {"extends": "tiny-cpu", "serve": {"max-num-seqs": 1, "enforce-eager": None}}},
+        **instance(profile="mine"),
+    )
+    assert made["problems"] == []
+    serve = made["instances"][0]["serve"]
+    assert (serve["max-num-seqs"], serve["max-model-len"], "enforce-eager" in serve) == (1, 1024, False)
+    assert made["origins"]["instances.glm.serve.max-num-seqs"] == "vllm_profiles.mine"
+    assert made["origins"]["instances.glm.serve.max-model-len"] == "profile tiny-cpu"
+
+
+def test_text_that_can_mean_only_one_thing_is_converted() -> None:
+    """INI inventories and -e give text for numbers and booleans; a port "8000" is the port 8000."""
+    made = plan(**instance(port="8000"), vllm_service_stop_timeout_s="200")
+    assert made["problems"] == []
+    assert made["instances"][0]["port"] == 8000
+    assert made["firewall"]["ports"][0]["port"] == 8000
+
+
+def test_two_instances_share_a_release_and_a_model() -> None:
+    made = plan(vllm_instances={"a": {"profile": "tiny-cpu", "port": 8000}, "b": {"profile": "tiny-cpu", "port": 8001}})
+    assert made["problems"] == []
+    assert len(made["releases"]) == len(made["models"]) == 1
+    assert [found["name"] for found in made["instances"]] == ["a", "b"]
+    assert made["instances"][0]["environment"]["HOME"] != made["instances"][1]["environment"]["HOME"]
+
+
+def test_a_serving_host_without_instances_keeps_its_roles() -> None:
+    """What an earlier run started there must be taken away by vllm_service."""
+    made = plan(vllm_instances={})
+    assert made["problems"] == []
+    assert "vllm_service" in made["roles"]
+    assert made["instances"] == made["releases"] == made["models"] == []
+
+
+def test_the_mirror_host() -> None:
+    made = plan({"vllm_mirror_networks": ["10.77.0.0/24", "fd77::/64"]}, groups=("mirror",))
+    assert made["problems"] == []
+    assert made["roles"] == ["preflight", "nftables", "wheel_mirror"]
+    assert made["firewall"]["ports"] == [
+        {"port": 80, "protocol": "tcp", "networks": ["10.77.0.0/24", "fd77::/64"], "for": "mirror"}
+    ]
+
+
+def test_networks_are_merged_and_an_empty_list_closes_the_port() -> None:
+    made = plan(vllm_client_networks=["10.0.1.0/24", "10.0.0.0/24", "fd00::1/128"])
+    assert made["firewall"]["ports"][0]["networks"] == ["10.0.0.0/23", "fd00::1"]
+    closed = plan(**instance(networks=[]))
+    assert closed["problems"] == []
+    assert closed["firewall"]["ports"] == []
+
+
+BAD = [
+    # what is wrong, the base, changes, where, a part of what or remedy
+    ("unknown profile", TINY, instance(profile="tiny-cpuu"), "vllm_instances.glm.profile", "tiny-cpu?"),
+    ("profile missing", TINY, {"vllm_instances": {"glm": {"port": 8000}}}, "vllm_instances.glm.profile", "missing"),
+    ("unknown release", TINY, {"vllm_release": "0.28.0-cp"}, "vllm_release", "0.28.0-cpu"),
+    ("unknown release of an instance", TINY, instance(release="9"), "vllm_instances.glm.release", "no release '9'"),
+    ("no release at all", TINY, {"vllm_release": ...}, "vllm_instances.glm.release", "vllm_release"),
+    ("release without a lock", GPU, {"vllm_release": "0.28.0-cu129"}, "vllm_release", "make lock RELEASE=0.28.0-cu129"),
+    (
+        "release defined wrongly",
+        TINY,
+        {"vllm_release": "x", "vllm_releases": {"x": {"vllm": "0.28.0"}}},
+        "vllm_releases.x",
+        "variant",
+    ),
+    ("release is no map", TINY, {"vllm_release": "x", "vllm_releases": {"x": 3}}, "vllm_releases.x", "mapping"),
+    ("model unknown", TINY, {"vllm_models": {}}, "vllm_instances.glm.model", "vllm_models.tiny-qwen3"),
+    ("model is a path", TINY, instance(model="../x"), "vllm_instances.glm.model", "no model name"),
+    ("model without source", TINY, {"vllm_models": {"tiny-qwen3": {}}}, "vllm_models.tiny-qwen3", "exactly one"),
+    (
+        "model with two sources",
+        TINY,
+        {"vllm_models": {"tiny-qwen3": {"directory": "/a", "repository": "a/b", "revision": "a" * 40}}},
+        "vllm_models.tiny-qwen3",
+        "exactly one",
+    ),
+    (
+        "model at a branch",
+        TINY,
+        {"vllm_models": {"tiny-qwen3": {"repository": "a/b", "revision": "main"}}},
+        "vllm_models.tiny-qwen3.revision",
+        "40 digits",
+    ),
+    (
+        "unknown key of a model",
+        TINY,
+        {"vllm_models": {"tiny-qwen3": {"directry": "/a"}}},
+        "vllm_models.tiny-qwen3.directry",
+        "directory",
+    ),
+    (
+        "manifest hash cut",
+        TINY,
+        {"vllm_models": {"tiny-qwen3": {"directory": "/a", "manifest_sha256": "abc"}}},
+        "vllm_models.tiny-qwen3.manifest_sha256",
+        "64 hex",
+    ),
+    (
+        "port twice",
+        TINY,
+        {"vllm_instances": {name: {"profile": "tiny-cpu", "port": 8000} for name in ("glm", "b")}},
+        "vllm_instances.b.port",
+        "taken by instance glm",
+    ),
+    ("port too high", TINY, instance(port=65536), "vllm_instances.glm.port", "1024 to 65535"),
+    ("port privileged", TINY, instance(port=80), "vllm_instances.glm.port", "1024 to 65535"),
+    ("port is a word", TINY, instance(port="http"), "vllm_instances.glm.port", "expected int"),
+    ("port is a boolean", TINY, instance(port=True), "vllm_instances.glm.port", "expected int"),
+    ("port missing", TINY, {"vllm_instances": {"glm": {"profile": "tiny-cpu"}}}, "vllm_instances.glm.port", "missing"),
+    (
+        "no unit name",
+        TINY,
+        {"vllm_instances": {"glm 5": {"profile": "tiny-cpu", "port": 8000}}},
+        "vllm_instances.glm 5",
+        "no unit name",
+    ),
+    (
+        "a template's unit name",
+        TINY,
+        {"vllm_instances": {"glm@1": {"profile": "tiny-cpu", "port": 8000}}},
+        "vllm_instances.glm@1",
+        "no unit name",
+    ),
+    (
+        "name that YAML reads as a number",
+        TINY,
+        {"vllm_instances": {1: {"profile": "tiny-cpu", "port": 8000}}},
+        "vllm_instances.1",
+        "Quote",
+    ),
+    ("no network", TINY, {"vllm_client_networks": ["10.77.0.0/33"]}, "vllm_client_networks", "10.77.0.0/33"),
+    ("network with host bits", TINY, instance(networks=["10.7.0.1/24"]), "vllm_instances.glm.networks", "host bits"),
+    ("network is text", TINY, {"vllm_client_networks": "10.77.0.0/24"}, "vllm_client_networks", "expected a list"),
+    ("clients not said", TINY, {"vllm_client_networks": ...}, "vllm_client_networks", "nobody could reach"),
+    ("misspelt variable", TINY, {"vllm_instance": {}}, "vllm_instance", "vllm_instances"),
+    ("misspelt variable of a role", TINY, {"vllm_service_nofiles": 1}, "vllm_service_nofiles", "vllm_service_nofile"),
+    ("misspelt prefix", TINY, {"vlm_instances": {}}, "vlm_instances", "vllm_instances"),
+    ("wrong type of a role's variable", TINY, {"vllm_service_nofile": "many"}, "vllm_service_nofile", "expected int"),
+    ("wrong choice of a role's variable", TINY, {"hf_cache_verify": "half"}, "hf_cache_verify", "full"),
+    ("unquoted version", TINY, {"vllm_release": 0.28}, "vllm_release", "quotes"),
+    ("instances as a list", TINY, {"vllm_instances": [{"name": "glm"}]}, "vllm_instances", "expected a map"),
+    ("instance is a word", TINY, {"vllm_instances": {"glm": "tiny-cpu"}}, "vllm_instances.glm", "expected a map"),
+    ("unknown key of an instance", TINY, instance(ports=8000), "vllm_instances.glm.ports", "port?"),
+    (
+        "unknown key of overrides",
+        TINY,
+        {"vllm_host_overrides": {"env": {}}},
+        "vllm_host_overrides.env",
+        "environment",
+    ),
+    ("serve is a list", TINY, instance(serve=["--port"]), "vllm_instances.glm.serve", "expected a map"),
+    (
+        "argument with underscores",
+        TINY,
+        instance(serve={"max_model_len": 5}),
+        "vllm_instances.glm.serve.max_model_len",
+        "Write max-model-len",
+    ),
+    (
+        "argument with dashes in front",
+        TINY,
+        {"vllm_group_overrides": {"serve": {"--seed": 5}}},
+        "vllm_group_overrides.serve.--seed",
+        "Write seed",
+    ),
+    ("port as an argument", TINY, instance(serve={"port": 1}), "vllm_instances.glm.serve.port", "Set `port`"),
+    ("key as an argument", TINY, instance(serve={"api-key": "x"}), "vllm_instances.glm.serve.api-key", "vllm_secrets"),
+    ("256k", TINY, instance(serve={"max-model-len": "256k"}), "vllm_instances.glm.serve.max-model-len", "262,144"),
+    (
+        "tool choice without parser",
+        TINY,
+        instance(serve={"enable-auto-tool-choice": True}),
+        "vllm_instances.glm.serve.enable-auto-tool-choice",
+        "tool-call-parser",
+    ),
+    (
+        "shutdown timeout at the stop limit",
+        TINY,
+        {"vllm_service_shutdown_timeout_s": 120},
+        "vllm_service_shutdown_timeout_s",
+        "stop limit of 120 s",
+    ),
+    (
+        "shutdown timeout of one instance",
+        TINY,
+        instance(serve={"shutdown-timeout": 500}),
+        "vllm_instances.glm.serve.shutdown-timeout",
+        "stop limit",
+    ),
+    ("no address", TINY, instance(host="glm1.example"), "vllm_instances.glm.host", "no address"),
+    ("no mirror", TINY, {"vllm_mirror_url": ...}, "vllm_mirror_url", "not set"),
+    ("mirror without scheme", TINY, {"vllm_mirror_url": "mirror1:80"}, "vllm_mirror_url", "no address"),
+    ("mirror with a password", TINY, {"vllm_mirror_url": "http://u:p@m"}, "vllm_mirror_url", "without user"),
+    ("mirror with a wrong port", TINY, {"vllm_mirror_url": "http://m:99999"}, "vllm_mirror_url", "no address"),
+    (
+        "environment name",
+        TINY,
+        instance(environment={"A B": "1"}),
+        "vllm_instances.glm.environment.A B",
+        "no name of an environment variable",
+    ),
+    ("environment boolean", TINY, instance(environment={"A": True}), "vllm_instances.glm.environment.A", "quotes"),
+    ("environment list", TINY, instance(environment={"A": [1]}), "vllm_instances.glm.environment.A", "text"),
+    (
+        "environment of two lines",
+        TINY,
+        instance(environment={"A": "1\nB=2"}),
+        "vllm_instances.glm.environment.A",
+        "line",
+    ),
+    (
+        "online",
+        TINY,
+        instance(environment={"HF_HUB_OFFLINE": "0"}),
+        "vllm_instances.glm.environment.HF_HUB_OFFLINE",
+        "open to nobody",
+    ),
+    (
+        "secret in the open",
+        TINY,
+        instance(environment={"VLLM_API_KEY": "x"}),
+        "vllm_instances.glm.environment.VLLM_API_KEY",
+        "vllm_secrets",
+    ),
+    ("secrets of nobody", TINY, {"vllm_secrets": {"glmm": {"A": "x"}}}, "vllm_secrets.glmm", "glm?"),
+    ("secret is no text", TINY, {"vllm_secrets": {"glm": {"A": 7}}}, "vllm_secrets.glm.A", "no text"),
+    (
+        "secret twice",
+        TINY,
+        {"vllm_secrets": {"glm": {"VLLM_CPU_KVCACHE_SPACE": "x"}}},
+        "vllm_secrets.glm.VLLM_CPU_KVCACHE_SPACE",
+        "Keep one",
+    ),
+    ("CUDA profile on a CPU release", GPU, {"vllm_release": "0.31.0-cpu"}, "vllm_instances.glm.release", "for cuda"),
+    (
+        "vLLM too old for the profile",
+        GPU,
+        {"vllm_releases": {"site-cu130": {**CUDA_RELEASE, "vllm": "0.28.0"}}},
+        "vllm_instances.glm.release",
+        "dense prefill",
+    ),
+    (
+        "vLLM outside the profile's range",
+        GPU,
+        {"vllm_releases": {"site-cu130": {**CUDA_RELEASE, "vllm": "0.24.0"}}},
+        "vllm_instances.glm.release",
+        "it is for vLLM >=0.25.0",
+    ),
+    (
+        "GPU twice on a host",
+        GPU,
+        {
+            "vllm_instances": {
+                name: {"profile": "gemma-4-26b-l40s", "port": port, "gpus": [0]}
+                for name, port in (("a", 1024), ("b", 8000))
+            }
+        },
+        "vllm_instances.b.gpus",
+        "GPU 0 is taken by instance a",
+    ),
+    (
+        "GPUs named by one of two",
+        GPU,
+        {
+            "vllm_instances": {
+                "a": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [0]},
+                "b": {"profile": "gemma-4-26b-l40s", "port": 8001},
+            }
+        },
+        "vllm_instances.b.gpus",
+        "names none uses all",
+    ),
+    (
+        "too few GPUs named",
+        GPU,
+        {"vllm_instances": {"glm": {"profile": "glm-5.2-nvfp4-8gpu", "port": 8000, "gpus": [0, 1]}}},
+        "vllm_instances.glm.gpus",
+        "names 2 GPUs",
+    ),
+    ("GPU on a CPU release", TINY, instance(gpus=[0]), "vllm_instances.glm.gpus", "runs on the CPU"),
+    ("GPU of no kind", TINY, instance(gpus=["first"]), "vllm_instances.glm.gpus", "no GPU"),
+    (
+        "GPU named twice",
+        GPU,
+        {"vllm_instances": {"g": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [1, "1"]}}},
+        "vllm_instances.g.gpus",
+        "stands twice",
+    ),
+    (
+        "parallel size is a word",
+        GPU,
+        {
+            "vllm_instances": {
+                "glm": {"profile": "glm-5.2-nvfp4-8gpu", "port": 8000, "serve": {"tensor-parallel-size": "x"}}
+            }
+        },
+        "vllm_instances.glm.serve.tensor-parallel-size",
+        "whole number",
+    ),
+    (
+        "profile extends itself",
+        TINY,
+        {"vllm_profiles": {"a": {"extends": "b"}, "b": {"extends": "a"}}},
+        "vllm_profiles.a.extends",
+        "circle",
+    ),
+    (
+        "profile extends nothing known",
+        TINY,
+        {"vllm_profiles": {"a": {"extends": "tiny-cp"}}},
+        "vllm_profiles.a.extends",
+        "tiny-cpu",
+    ),
+    (
+        "profile with a wrong range",
+        TINY,
+        {"vllm_profiles": {"a": {"vllm": {"versions": "0.28 and up"}}}},
+        "vllm_profiles.a.vllm",
+        "no version range",
+    ),
+    (
+        "profile with an unknown key",
+        TINY,
+        {"vllm_profiles": {"a": {"args": {}}}},
+        "vllm_profiles.a.args",
+        "no such key",
+    ),
+    (
+        "profile that refuses without a reason",
+        TINY,
+        {"vllm_profiles": {"a": {"vllm": {"refused": [{"versions": "<1"}]}}}},
+        "vllm_profiles.a.vllm.refused[0].because",
+        "missing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("base", "changes", "where", "part"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_bad_input(base: dict, changes: dict, where: str, part: str) -> None:
+    problems = plan(base, **changes)["problems"]
+    assert any(found["where"] == where and part in found["what"] + " " + found["remedy"] for found in problems), (
+        problems
+    )
+    for found in problems:
+        assert set(found) == {"where", "what", "remedy"}
+        assert all(isinstance(text, str) and text for text in found.values())
+    # One cause, one problem: what merely follows from it is noise to whoever has to correct it.
+    assert len(problems) == 1, problems
+
+
+def test_all_problems_at_once() -> None:
+    made = plan(
+        vllm_client_networks=["nowhere"],
+        vllm_mirrorurl="http://m",
+        vllm_instances={
+            "a b": {},
+            "c": {"profile": "none"},
+            "d": {"profile": "tiny-cpu", "port": 1},
+            "e": {"profile": "tiny-cpu", "port": 8000, "serve": {"api-key": "x"}},
+        },
+    )
+    assert {found["where"] for found in made["problems"]} == {
+        "vllm_mirrorurl",
+        "vllm_client_networks",
+        "vllm_instances.a b",
+        "vllm_instances.c.profile",
+        "vllm_instances.d.port",
+        "vllm_instances.e.serve.api-key",
+    }
+
+
+def test_a_secret_is_never_shown() -> None:
+    made = plan(
+        vllm_secrets={"glm": {"A": ["leak-1"], "B": 4711, "C": "leak-2\n"}, "other": {"D": "leak-3"}, "third": "leak-4"}
+    )
+    assert len(made["problems"]) >= 5
+    text = json.dumps(made)
+    assert "leak" not in text
+    assert "4711" not in text
+
+
+def test_variables_that_cannot_be_computed_are_said_once() -> None:
+    made = compose_plan("glm1", ["vllm"], {}, {"vllm_mirror_url": "'nope' is undefined"})
+    assert [found["where"] for found in made["problems"]] == ["vllm_mirror_url"]
+
+
+def test_instances_outside_group_vllm() -> None:
+    made = plan(groups=("glm_8gpu",))
+    assert [found["where"] for found in made["problems"]] == ["vllm_instances"]
+
+
+def test_report_names_each_problem_once_with_its_hosts() -> None:
+    plans = [
+        {"host": name, "problems": [{"where": "vllm_release", "what": "is wrong", "remedy": "Correct it."}]}
+        for name in ("a", "b")
+    ]
+    plans[0]["problems"].append({"where": "x", "what": "y", "remedy": "z"})
+    text = problem_report(plans)
+    assert text.startswith("2 problems")
+    assert text.count("is wrong") == 1
+    assert "[a, b]" in text
+    assert problem_report([{"host": "a", "problems": []}]) == ""
+
+
+def test_table_shows_values_and_origins() -> None:
+    lines = plan_table(plan(**instance(serve={"seed": 3}))).splitlines()
+    assert any(line.split() == ["instances.glm.serve.seed", "3", "instance", "glm"] for line in lines)
+    assert any(line.split() == ["mirror.url", "http://mirror1"] for line in lines)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.integers(), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = [
+    *sorted(TINY),
+    *("vllm_profiles", "vllm_releases", "vllm_secrets", "vllm_group_overrides", "vllm_host_overrides"),
+    *("vllm_service_stop_timeout_s", "cache_dirs_root", "vllm_mirror_networks"),
+]
+KEYS = st.sampled_from(["profile", "release", "model", "draft_model", "host", "port", "gpus", "networks"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=4), st.dictionaries(KEYS, ANYTHING), ANYTHING, ANYTHING
+)
+def test_nothing_crashes_the_plan(changes: dict, settings_: dict, serve: Any, environment: Any) -> None:
+    base = instance(**settings_, serve=serve, environment=environment)
+    made = compose_plan("h", ["vllm", "mirror"], {**copy.deepcopy(TINY), **base, **changes})
+    json.dumps(made)
+    for found in made["problems"]:
+        assert all(isinstance(text, str) for text in found.values())
