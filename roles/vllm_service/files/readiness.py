@@ -265,8 +265,10 @@ def _request(path: str, content: dict[str, object] | None, until: float) -> tupl
         trust = ssl.create_default_context(cafile=certificate)
         trust.check_hostname = False
         handlers.append(urllib.request.HTTPSHandler(context=trust))
+    # Longer than the waiting thread waits: it can say more than that a socket timed out.
+    timeout_s = max(1.0, until - time.monotonic()) + 5
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=max(1.0, until - time.monotonic())) as answer:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
             return answer.status, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         with error:

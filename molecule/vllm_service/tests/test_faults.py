@@ -1,0 +1,315 @@
+"""Faults of instances on a real systemd, with the module's own code and a stand-in release."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+LAB = [sys.executable, str(CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "exec", "role1"]
+LIMITS = {"start_s": 20, "stop_s": 8, "device_s": 5, "keep": 3}
+SECRET = "sk-not-to-be-seen"
+
+
+def run(*words: str, given: str | bytes = "") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*LAB, *words], input=given.encode() if isinstance(given, str) else given, capture_output=True, check=False
+    )
+
+
+def shell(script: str) -> str:
+    done = run("bash", "-euc", script)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+def install_driver() -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.add(CHECKOUT / "plugins/module_utils", "module_utils", filter=lambda item: item)
+        archive.add(Path(__file__).parents[1] / "files/drive.py", "drive.py")
+    done = run(
+        "bash", "-euc", "rm -rf /root/drive; mkdir /root/drive; tar -C /root/drive -xf -", given=content.getvalue()
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def drive(entries: list[dict], kill_at: int = 0, killed_after_s: float = 60, **options: object) -> dict:
+    """One run of the module's code on the host; {} where it was killed."""
+    asked = {"entries": entries, "options": options, "limits": LIMITS, "kill_at": kill_at}
+    done = run("timeout", "-s", "KILL", str(killed_after_s), "python3", "/root/drive/drive.py", given=json.dumps(asked))
+    if done.returncode in (-9, 137):
+        return {}
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+@functools.cache
+def unit_of_one() -> str:
+    return shell("cat /etc/systemd/system/vllm-one.service")
+
+
+def entry(name: str, port: int, release: str = "stand-in-1-11111111", **settings: object) -> dict:
+    """An instance of the stand-in; ``settings`` are lines of its serve.yaml, underscores for dashes."""
+    served = {"model": "/models/tiny", "served-model-name": "tiny", "host": "127.0.0.1", "port": port}
+    served |= {key.replace("_", "-"): value for key, value in settings.items()}
+    unit = unit_of_one()
+    return {
+        "name": name,
+        "release_path": f"/opt/vllm/releases/{release}",
+        "serve": "".join(f"{key}: {value}\n" for key, value in served.items()),
+        "unit": unit.replace("vllm/one/", f"vllm/{name}/")
+        .replace("vllm-one", f"vllm-{name}")
+        .replace("instance one", f"instance {name}"),
+        "environment": {"PATH": f"/opt/vllm/releases/{release}/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1"},
+        "secrets": {"VLLM_API_KEY": SECRET},
+        "served_model_name": "tiny",
+        "host": "127.0.0.1",
+        "port": port,
+        "gpus": [],
+    }
+
+
+def shown(name: str, what: str) -> str:
+    return shell(f"systemctl show --property {what} --value vllm-{name}")
+
+
+def served_generation(name: str) -> str:
+    """What the running process says of itself, asked over its own port."""
+    port = shell(f"sed -n 's/^port: //p' /etc/vllm/{name}/current/serve.yaml")
+    address = "127.0.0.1"
+    return json.loads(shell(f"curl -sf http://{address}:{port}/environment"))["ONPREM_VLLM_GENERATION"]
+
+
+def linked(name: str, link: str = "current") -> str:
+    return shell(f"basename $(readlink /etc/vllm/{name}/{link})")
+
+
+A, B = "fault-a", "fault-b"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _driver():
+    install_driver()
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    yield
+    for name in (A, B):
+        shell(
+            f"systemctl stop vllm-{name} 2>/dev/null || true; systemctl disable -q vllm-{name} 2>/dev/null || true;"
+            f"rm -rf /etc/vllm/{name} /var/lib/vllm/{name} /etc/systemd/system/vllm-{name}.service; systemctl daemon-reload;"
+            f"systemctl reset-failed vllm-{name} 2>/dev/null || true"
+        )
+
+
+def good(name: str = A, port: int = 8100, **settings: object) -> dict:
+    return entry(name, port, **settings)
+
+
+def begin(*entries: dict) -> None:
+    answer = drive(list(entries) or [good()])
+    assert "message" not in answer, answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("crash", "ValueError: No available memory for the cache blocks"),
+        ("crash-at-first-completion", "torch.OutOfMemoryError: CUDA out of memory"),
+        ("arguments", "unrecognized arguments"),
+        ("empty", "the first completion is empty"),
+        ("foreign", "another server holds the port"),
+    ],
+)
+def test_a_generation_that_fails_gives_way_to_the_one_before(fault, said):
+    begin()
+    answer = drive([{**good(), "serve": good()["serve"] + f"stand-in: {fault}\n"}])
+    assert said in answer["message"]
+    assert "Generation 1 was brought back and serves" in answer["message"]
+    assert SECRET not in json.dumps(answer)
+    assert answer["result"]["instances"][0]["rolled_back"] is True
+    assert (linked(A), linked(A, "ready"), served_generation(A)) == ("1", "1", "1")
+    assert (shown(A, "ActiveState"), shown(A, "NRestarts")) == ("active", "0")
+
+
+def test_one_that_never_answers_is_given_up_in_time_with_the_reason():
+    begin()
+    answer = drive([{**good(), "serve": good()["serve"] + "stand-in: no-answer\n"}])
+    assert "no completion after 5 s: it accepted a request and did not answer" in answer["message"]
+    assert served_generation(A) == "1"
+
+
+def test_a_wrong_served_name_is_told_with_the_right_one():
+    answer = drive([good(served_model_name="other")])
+    assert "It serves other, not tiny" in answer["message"]
+
+
+def test_the_first_generation_that_fails_stays_stopped_and_the_next_run_mends_it():
+    answer = drive([good(stand_in="crash")])
+    assert "No other generation of it was ever ready" in answer["message"]
+    assert shown(A, "ActiveState") in ("inactive", "failed")
+    assert shell("test ! -e /etc/vllm/fault-a/ready && echo none") == "none"
+    begin()
+    assert (linked(A), served_generation(A)) == ("2", "2")
+
+
+def test_a_crash_loop_ends_and_the_next_run_starts_it_anew():
+    begin(good(stand_in="dies-later"))
+    shell("for i in $(seq 60); do systemctl is-failed -q vllm-fault-a && exit 0; sleep 0.5; done; exit 1")
+    assert shown(A, "Result") == "exit-code" or shown(A, "Result") == "start-limit-hit"
+    begin()
+    assert (shown(A, "ActiveState"), served_generation(A)) == ("active", "2")
+
+
+def test_stopping_while_it_loads_is_quick_and_no_failure():
+    begin()
+    shell("echo 'stand-in-load: 30' >> /etc/vllm/fault-a/current/serve.yaml")
+    shell("systemctl restart --no-block vllm-fault-a; sleep 1")
+    assert shown(A, "SubState") == "start-post"
+    shell("timeout 5 systemctl stop vllm-fault-a")
+    assert (shown(A, "ActiveState"), shown(A, "Result")) == ("inactive", "success")
+
+
+def test_one_still_loading_for_a_run_that_died_is_waited_for_and_not_restarted():
+    begin()
+    slow = good(stand_in_load="4")
+    assert drive([slow], killed_after_s=2) == {}
+    pid = shown(A, "MainPID")
+    answer = drive([slow])
+    assert answer["result"]["instances"][0]["restarted"] is False
+    assert (shown(A, "MainPID"), served_generation(A), linked(A, "ready")) == (pid, "2", "2")
+
+
+def test_only_what_changed_restarts():
+    begin(good(A, 8100), good(B, 8101))
+    before = shown(A, "MainPID"), shown(B, "MainPID")
+    answer = drive([good(A, 8100), good(B, 8101, max_model_len=512)])
+    assert [one["restarted"] for one in answer["result"]["instances"]] == [False, True]
+    assert shown(A, "MainPID") == before[0]
+    assert shown(B, "MainPID") != before[1]
+    again = drive([good(A, 8100), good(B, 8101, max_model_len=512)])
+    assert again["result"]["changed"] is False
+
+
+def test_ports_may_be_exchanged():
+    begin(good(A, 8100), good(B, 8101))
+    begin(good(A, 8101), good(B, 8100))
+    assert (served_generation(A), served_generation(B)) == ("2", "2")
+
+
+def test_one_renamed_leaves_nothing_and_its_port_is_free():
+    begin(good(A, 8100))
+    shell("mkdir -p /var/cache/vllm/fault-a")
+    shell("mkdir /root/aside; mv /etc/systemd/system/vllm-{one,two.b}.service /etc/vllm/{one,two.b} /root/aside")
+    try:
+        answer = drive([good(B, 8100)], purge_others=True)
+    finally:
+        shell(
+            "cd /root/aside; mv *.service /etc/systemd/system; mv * /etc/vllm; rmdir /root/aside; systemctl daemon-reload"
+        )
+    assert answer["result"]["removed"] == [A]
+    found = "find /etc /var/lib/vllm /var/cache/vllm -name '*fault-a*'; systemctl list-units --all -q '*fault-a*'"
+    assert shell(found) == ""
+    assert served_generation(B) == "1"
+
+
+@pytest.mark.parametrize("edited", ["environment", "serve.yaml", "unit"])
+def test_a_file_edited_by_hand_is_found_and_replaced(edited):
+    begin()
+    shell(f"echo '# by hand' >> /etc/vllm/fault-a/generations/1/{edited}")
+    answer = drive([good()])
+    assert answer["result"]["instances"][0]["restarted"] is True
+    assert served_generation(A) == "2"
+
+
+def test_a_unit_edited_where_it_is_installed_is_replaced_and_restarted():
+    begin()
+    shell("sed -i s/LimitNOFILE=.*/LimitNOFILE=100/ /etc/systemd/system/vllm-fault-a.service")
+    answer = drive([good()])
+    assert answer["result"]["instances"][0]["restarted"] is True
+    assert shown(A, "LimitNOFILE") == "1048576"
+    assert shown(A, "NeedDaemonReload") == "no"
+    assert drive([good()])["result"]["changed"] is False
+
+
+def test_a_secret_readable_by_others_is_closed_without_a_restart():
+    begin()
+    shell("chmod 644 /etc/vllm/fault-a/generations/1/environment")
+    answer = drive([good()])
+    assert (answer["result"]["changed"], answer["result"]["instances"][0]["restarted"]) == (True, False)
+    assert shell("stat -c %a%U /etc/vllm/fault-a/current/environment") == "400root"
+
+
+def test_a_changed_secret_restarts_and_shows_as_changed_alone():
+    begin()
+    answer = drive([{**good(), "secrets": {"VLLM_API_KEY": "another-not-to-be-seen"}}])
+    (diff,) = answer["result"]["diff"]
+    assert "VLLM_API_KEY=(hidden, changed)" in diff["after"]
+    assert SECRET not in json.dumps(answer)
+    assert "another-not-to-be-seen" not in json.dumps(answer)
+
+
+def test_a_missing_release_is_refused_before_anything_changes():
+    begin()
+    answer = drive([good(B, 8101), entry(A, 8100, "not-there")])
+    assert "/opt/vllm/releases/not-there is missing or not whole" in answer["message"]
+    assert answer["result"]["changed"] is False
+    assert shell("test ! -e /etc/vllm/fault-b && echo none") == "none"
+
+
+def test_another_release_is_one_new_generation_run_by_its_real_path():
+    begin()
+    begin(entry(A, 8100, "stand-in-2-22222222"))
+    line = shell(f"tr '\\0' ' ' < /proc/{shown(A, 'MainPID')}/cmdline")
+    assert (
+        "/opt/vllm/releases/stand-in-2-22222222/bin/vllm serve --config /etc/vllm/fault-a/generations/2/serve.yaml"
+        in line
+    )
+
+
+def test_old_generations_go_and_the_fallback_stays():
+    for length in range(5):
+        begin(good(max_model_len=length))
+    assert shell("ls /etc/vllm/fault-a/generations").split() == ["3", "4", "5"]
+    for length in range(6, 9):
+        drive([good(max_model_len=length, stand_in="crash")])
+    assert (linked(A), linked(A, "ready")) == ("5", "5")
+    assert shell("test -e /etc/vllm/fault-a/generations/5/serve.yaml && echo there") == "there"
+
+
+def killed_and_repaired(kill_at: int) -> bool:
+    """One change, killed before its ``kill_at``-th effect, then the next run; False where there are fewer effects."""
+    changed = good(max_model_len=kill_at)
+    if drive([changed], kill_at=kill_at):
+        return False
+    whole = "for n in /etc/vllm/fault-a/generations/[0-9]*; do ls $n | tr '\\n' ' '; echo; done | sort -u"
+    assert shell(whole) in ("", "environment manifest.json release serve.yaml unit")
+    answer = drive([changed])
+    assert "message" not in answer, (kill_at, answer["message"])
+    assert served_generation(A) == linked(A) == linked(A, "ready"), kill_at
+    assert f"max-model-len: {kill_at}" in shell("cat /etc/vllm/fault-a/current/serve.yaml")
+    assert shown(A, "NeedDaemonReload") == "no"
+    assert shell("ls -A /etc/vllm/fault-a; ls -A /etc/vllm/fault-a/generations | grep -v '^[0-9]' || true").split() == [
+        "current",
+        "generations",
+        "ready",
+    ]
+    assert drive([changed])["result"]["changed"] is False, kill_at
+    return True
+
+
+def test_a_run_killed_before_any_of_its_effects_is_repaired_by_the_next():
+    reached = 0
+    while killed_and_repaired(reached + 1):
+        reached += 1
+    assert reached >= 12
