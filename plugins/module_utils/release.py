@@ -304,6 +304,7 @@ def install(build: Build) -> None:
     """Every wheel of the lock, from the mirror or the cache; then whether the lock was complete."""
     build.uv.install(build.directory, build.requirements)
     build.uv.check(build.directory)
+    (build.directory / ".lock").unlink(missing_ok=True)  # uv's, 0666, of use only to uv
     build.read_records()
 
 
@@ -314,7 +315,7 @@ def settle_overlaps(build: Build) -> None:
         path for path in contested if not (build.directory / path).is_file() or _wrong_content(build, path) is not None
     ]
     for name in reinstall_order(wrong, build.expected, build.release.overlaps):
-        build.uv.install(build.directory, build.requirements, again=[name])
+        build.uv.unpack_again(build.directory, build.requirements, [name])
 
 
 def check_against_record(build: Build) -> None:
@@ -323,7 +324,10 @@ def check_against_record(build: Build) -> None:
     if damaged:
         packages = sorted(damaged)
         build.uv.forget(packages)
-        build.uv.install(build.directory, build.requirements, again=packages)
+        for path in build.hashes.keys() - build.expected.expected.keys() - build.from_venv:
+            (build.directory / path).unlink()  # comes back where the wheel itself has it
+        build.uv.unpack_again(build.directory, build.requirements, packages)
+        (build.directory / ".lock").unlink(missing_ok=True)
         build.read_records()
         settle_overlaps(build)
         still = _differences(build)
@@ -331,7 +335,7 @@ def check_against_record(build: Build) -> None:
         wrong = {name: [line for line in lines if not line.endswith(UNLISTED)] for name, lines in still.items()}
         if lines := [f"{name}: {line}" for name, found in sorted(wrong.items()) for line in found]:
             raise ReleaseError(
-                f"Files differ from their wheel's RECORD even when fetched anew: {_few(lines)}. "
+                f"Files differ from their wheel's RECORD, or from what a release may have, even when fetched anew: {_few(lines)}. "
                 "The wheel itself is faulty: lock another version of it."
             )
         lines = [line for found in damaged.values() for line in found]
@@ -366,6 +370,15 @@ def _differences(build: Build) -> dict[str, list[str]]:
         elif found[path][claim.algorithm] != claim.digest:
             wrong.setdefault(record.name, []).append(
                 f"{path} has {claim.algorithm} {found[path][claim.algorithm]}, RECORD says {claim.digest}"
+            )
+    info = os.stat(build.directory)
+    owner = (info.st_uid, info.st_gid)
+    for path in present & expected.keys():
+        # Mode and owner belong to the inode, which the cache shares with every release.
+        file = os.lstat(build.directory / path)
+        if file.st_mode & 0o022 or (file.st_uid, file.st_gid) != owner:
+            wrong.setdefault(expected[path][0].name, []).append(
+                f"{path} has mode {file.st_mode & 0o7777:04o} and owner {file.st_uid}:{file.st_gid}"
             )
     folders: dict[str, str] = {}
     for path, (record, _) in expected.items():
@@ -442,7 +455,8 @@ def _linked_bytecode(build: Build, source: str, compiled: str) -> str | None:
         if theirs is None or entry is None or theirs[0] != build.hashes[source]:
             continue
         found = os.lstat(root / compiled)
-        if (found.st_size, found.st_mtime_ns) == (entry[1], entry[2]):
+        whole = [found.st_size, found.st_mtime_ns, found.st_mode & 0o7777] == entry[1:]
+        if whole and (found.st_uid, found.st_gid) == manifest.owner:
             target = build.directory / compiled
             target.parent.mkdir(exist_ok=True)
             os.link(root / compiled, target)
@@ -453,7 +467,6 @@ def _linked_bytecode(build: Build, source: str, compiled: str) -> str | None:
 
 def seal(build: Build) -> None:
     """The manifest, written last: from here on the directory is whole."""
-    (build.directory / ".lock").unlink(missing_ok=True)  # uv's, 0666, of use only to an install
     if open_to_others := writable_by_others(build.directory):
         raise ReleaseError(f"Files that others may write: {_few(open_to_others)}. No release may have any.")
     packages = {record.name: record.version for record in build.records}

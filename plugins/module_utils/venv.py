@@ -317,11 +317,8 @@ class Uv:
         """
         self._run("venv", "--relocatable", "--prompt", prompt, "--python", python, directory)
 
-    def install(self, venv: Path, requirements: Path, again: Sequence[str] = ()) -> None:
-        """Install a whole lock: nothing is resolved, nothing is built, every wheel has its hash.
-
-        Args:
-            again: packages to unpack once more, over what is there.
+    def install(self, venv: Path, requirements: Path) -> None:
+        """Install what is missing of a lock: nothing is resolved, nothing is built, every wheel has its hash.
 
         Raises:
             WheelDamaged: a wheel is not the locked one.
@@ -330,9 +327,19 @@ class Uv:
         """
         words: list[str | os.PathLike[str]] = ["--python", venv / "bin" / "python", "--require-hashes", "--no-deps"]
         words += ["--no-build", "--default-index", f"{self.mirror_url}/simple/", "--requirements", requirements]
-        for name in again:
-            words += ["--reinstall-package", name]
         self._run("pip", "install", *words)
+
+    def unpack_again(self, venv: Path, requirements: Path, packages: Sequence[str]) -> None:
+        """Write packages anew, over what other wheels left in their paths.
+
+        Not by ``--reinstall-package``: that fetches the wheel again as well, and its files are then no links to those
+        of other releases any more.
+
+        Raises:
+            VenvError: as ``install``.
+        """
+        self._run("pip", "uninstall", "--python", venv / "bin" / "python", *packages)
+        self.install(venv, requirements)
 
     def check(self, venv: Path) -> None:
         """Whether the lock was complete: every installed package finds what it requires.
