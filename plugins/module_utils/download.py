@@ -97,12 +97,12 @@ def download(
                 part.unlink(missing_ok=True)
             elif error.code not in RETRIED_STATUS:
                 break
-            pause = _retry_after(error.headers.get("Retry-After"), attempts - left)
+            pause = pause_s(error.headers.get("Retry-After"), attempts - left)
         except (OSError, http.client.HTTPException, DownloadError) as error:
             failure = str(error) or type(error).__name__
             if isinstance(error, OSError) and error.errno in _LOCAL_ERRNO:
                 break
-            pause = _retry_after(None, attempts - left)
+            pause = pause_s(None, attempts - left)
         after = part.stat().st_size if part.exists() else 0
         if after <= before:
             left -= 1
@@ -151,7 +151,7 @@ def _append(
                     progress(len(piece))
 
 
-def _retry_after(header: str | None, attempt: int) -> float:
+def pause_s(header: str | None, attempt: int) -> float:
     """Seconds to wait: what the server asks for (at most 60), else 0.5 s doubled with each failed try."""
     if header is not None and header.strip().isdigit():
         return min(float(header), 60.0)

@@ -7,13 +7,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from .download import DownloadError, download
+from .download import RETRIED_STATUS, DownloadError, download, pause_s
 from .model_manifest import ModelError, Origin, git_oid
 
 try:
@@ -31,6 +32,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 PLAIN_HTTP_BYTES = 50_000_000_000
 # A signed address expires; after this many failures in a row the Hub is asked for a new one.
 ADDRESSES, ATTEMPTS_PER_ADDRESS = 3, 3
+ATTEMPTS_PER_QUESTION = 5
+
+Answer = TypeVar("Answer")
 
 
 class Hub:
@@ -75,8 +79,7 @@ class Hub:
         if not update and (staged.get("repository"), staged.get("revision")) == (self.repository, revision):
             pinned = staged.get("commit")
         try:
-            with self._told():
-                current = self._api.model_info(self.repository, revision=revision, timeout=30).sha
+            current = self._asked(lambda: self._api.model_info(self.repository, revision=revision, timeout=30)).sha
         except ModelError as error:
             if not pinned:
                 raise
@@ -96,8 +99,9 @@ class Hub:
         return str(current)
 
     def listing(self) -> dict[str, Origin]:
-        with self._told():
-            entries = list(self._api.list_repo_tree(self.repository, recursive=True, revision=self.commit))
+        entries = self._asked(
+            lambda: list(self._api.list_repo_tree(self.repository, recursive=True, revision=self.commit))
+        )
         return {
             entry.path: Origin(
                 entry.lfs.size if entry.lfs else entry.size,
@@ -157,6 +161,20 @@ class Hub:
             )
         os.replace(arrived, destination)
         shutil.rmtree(beside)
+
+    def _asked(self, question: Callable[[], Answer]) -> Answer:
+        """Ask the Hub; a busy one is asked again, which the client does for downloads but not for its API."""
+        for attempt in range(ATTEMPTS_PER_QUESTION - 1):
+            try:
+                return question()
+            except errors.HfHubHTTPError as error:
+                if error.response.status_code not in RETRIED_STATUS:
+                    break
+                time.sleep(pause_s(error.response.headers.get("Retry-After"), attempt))
+            except (httpx2.HTTPError, OSError, ValueError):
+                break
+        with self._told():
+            return question()
 
     @contextmanager
     def _told(self) -> Iterator[None]:

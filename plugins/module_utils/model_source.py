@@ -137,8 +137,11 @@ def stage(
     _fetch_all(name, origins, wanted, waiting, scratch, meter, parallel)
 
     places = {path: (scratch if path in set(missing) else place) / path for path in wanted}
-    problems = _hash_all(record, wanted, places, parallel)
+    wrong = _hash_all(record, wanted, places, parallel)
+    problems = [f"{path} {what}" for path, what in wrong.items()]
     problems += completeness_problems(places, draft=bool(source.get("draft")))
+    for path in wrong:
+        (scratch / path).unlink(missing_ok=True)
     record.save()
     if problems:
         raise ModelError(
@@ -252,21 +255,22 @@ def _fetch_all(
         )
 
 
-def _hash_all(record: _Record, wanted: Mapping[str, Origin], places: Mapping[str, Path], parallel: int) -> list[str]:
-    """Hash what is not recorded; a file that is not what its origin says is removed and named."""
+def _hash_all(
+    record: _Record, wanted: Mapping[str, Origin], places: Mapping[str, Path], parallel: int
+) -> dict[str, str]:
+    """Hash what the record does not know; path -> what is wrong, where a file is not what its origin says."""
     with ThreadPoolExecutor(max(1, parallel)) as pool:
         digests = dict(zip(wanted, pool.map(lambda path: record.digest(places[path], path), wanted), strict=True))
-    problems = []
+    wrong = {}
     for path, origin in wanted.items():
         if origin.sha256 in (None, digests[path]):
             record.note(places[path], path, origin, digests[path])
         else:
-            places[path].unlink()
-            problems.append(
-                f"{path} has sha256 {digests[path]}, the Hub's file has {origin.sha256}: it was copied incompletely "
+            wrong[path] = (
+                f"has sha256 {digests[path]}, the Hub's file has {origin.sha256}: it was copied incompletely "
                 "or changed (fetch it again)"
             )
-    return problems
+    return wrong
 
 
 def _publish(place: Path, scratch: Path, missing: list[str], manifest: Manifest, *, changed: bool) -> list[str]:
