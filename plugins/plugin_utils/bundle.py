@@ -101,7 +101,8 @@ class BundleRequest:
     Attributes:
         uv: ``{"file": …, "sha256": …, "version": …}`` for each machine type that hosts have.
         interpreters: ``{"path": …, "sha256": …}`` of archives on this machine.
-        models: ``{"name": …, "source": {…}}``, see ``model_source.stage``.
+        models: ``{"name": …, "source": {…}}``, see ``model_source.stage``; a source may pin ``manifest_sha256``. One
+            that names neither directory nor repository is not staged: its hosts have it on a share.
         allow_yanked: ``name==version`` that may be used though its index has withdrawn it.
         full: hash everything instead of believing size and time stamp.
     """
@@ -447,7 +448,7 @@ def _predict(
         if shelf.files.get(f"wheels/{name}", {}).get("sha256") != sha256_bytes(content)
     ]
     result.written += [f"python/{source.name}" for source, _ in archives]
-    for model in request.models:
+    for model in _staged(request):
         if not (root / "models" / model["name"] / "manifest.json").exists():
             result.written.append(f"models/{model['name']}/")
         else:
@@ -619,11 +620,15 @@ def _check_models(models: Sequence[Mapping[str, Any]]) -> list[Problem]:
     return problems
 
 
+def _staged(request: BundleRequest) -> list[Mapping[str, Any]]:
+    return [m for m in request.models if m["source"].get("directory") or m["source"].get("repository")]
+
+
 def _stage_models(request: BundleRequest, result: BundleResult, progress: Progress) -> None:
     """Stage each model; one that is no longer asked for is set aside, since fetching it again may take hours."""
     root = request.path
     aside = root / WORK / "unused-models"
-    wanted = {str(model["name"]) for model in request.models}
+    wanted = {str(model["name"]) for model in _staged(request)}
     if (root / "models").is_dir():
         for place in sorted((root / "models").iterdir()):
             if place.name not in wanted:
@@ -633,16 +638,25 @@ def _stage_models(request: BundleRequest, result: BundleResult, progress: Progre
                 result.removed.append(f"models/{place.name}/")
                 result.notes.append(f"model {place.name} is no longer asked for; it was set aside in {aside}")
     problems = []
-    for model in request.models:
+    for model in _staged(request):
         name = str(model["name"])
+        source = {key: value for key, value in model["source"].items() if value is not None}
+        pinned = source.pop("manifest_sha256", None)
         if (aside / name).is_dir() and not (root / "models" / name).exists():
             (root / "models").mkdir(exist_ok=True)
             os.replace(aside / name, root / "models" / name)
         try:
-            staged = stage(name, model["source"], root, progress, parallel=4, update=request.update_models)
+            staged = stage(name, source, root, progress, parallel=4, update=request.update_models)
         except (ModelError, OSError) as error:
             problems.append(Problem(str(error), ""))
             continue
+        if pinned not in (None, staged.manifest_sha256):
+            problems.append(
+                Problem(
+                    f"model {name}: its manifest has sha256 {staged.manifest_sha256}, vllm_models pins {pinned}",
+                    "Its source has other files than the pinned ones: look which, then correct the source or the pin.",
+                )
+            )
         result.notes += staged.notes
         result.fetched += [f"models/{name}/{path}" for path in staged.fetched]
         result.removed += [f"models/{name}/{path}" for path in staged.removed]
@@ -681,7 +695,7 @@ def _finish(request: BundleRequest, result: BundleResult, shelf: _Shelf, wheels:
     }
     for path, content in texts.items():
         manifest[path] = BundleFile(sha256_bytes(content), len(content))
-    for model in request.models:
+    for model in _staged(request):
         place = root / "models" / str(model["name"])
         raw = (place / "manifest.json").read_bytes()
         manifest[f"models/{place.name}/manifest.json"] = BundleFile(sha256_bytes(raw), len(raw))
