@@ -158,7 +158,7 @@ def apply_diff(content: bytes, diff: str) -> bytes:
         result += lines[taken:old_start]
         if len(result) != new_start:
             raise PatchError(
-                f"hunk {header} names line {new_start + 1} of the result, which is line {len(result) + 1}."
+                f"hunk {header} puts line {new_start + 1} of the result where line {len(result) + 1} is due."
             )
         taken = old_start
         for mark, text in hunk:
