@@ -97,7 +97,8 @@ def _python(plan: Plan, facts: Facts) -> Iterator[Finding]:
     for wanted in plan["needs"]["pythons"]:
         version = wanted["version"]
         package = facts["packages"].get(f"python{version}") or {}
-        if facts["pythons"].get(version) is None and not package.get("candidate"):
+        obtainable = bool(package.get("candidate")) or plan["needs"]["apt_source"]
+        if facts["pythons"].get(version) is None and not obtainable:
             yield _finding(
                 "python-missing",
                 f"no python{version}, and apt knows no package python{version}",
@@ -108,6 +109,8 @@ def _python(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def _packages(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    if plan["needs"]["apt_source"]:
+        return  # apt has not read that mirror yet; host_base names what it lacks
     pythons = {f"python{wanted['version']}" for wanted in plan["needs"]["pythons"]}
     for package in plan["packages"]:
         name = package["name"]
@@ -119,7 +122,7 @@ def _packages(plan: Plan, facts: Facts) -> Iterator[Finding]:
             "package-missing",
             f"{name} is not installed, and apt knows no way to get it",
             f"{name} for {package['for']}",
-            f"Install {name} in the host's image, or set host_base_apt_mirror to a mirror that has it.",
+            f"Install {name} in the host's image, or set host_base_apt_source to a mirror that has it.",
         )
 
 

@@ -47,9 +47,6 @@ CUDA_BIN = "/usr/local/cuda/bin"
 # What is left of the unit's start limit for the readiness step after the engine is up, in seconds.
 READINESS_RESERVE_S = 60
 
-# Until the roles that own them are there.
-_EXPECTED = {"cache_dirs_root": "/var/cache", "hf_cache_root": "/models"}
-
 
 def compose_plan(
     host: str,
@@ -98,6 +95,9 @@ class _Composition:
                     self.set[name] = result
         self.profiles: dict[str, Profile | None] = load_profiles(self.value("vllm_profiles"), self.problems)
         self.releases: dict[str, Release | None] = {}
+        self.releases_root = self.value("uv_venv_root").rstrip("/") + "/releases"
+        self.models_root = self.value("hf_cache_root").rstrip("/")
+        self.caches_root = self.value("cache_dirs_root").rstrip("/")
 
     def plan(self) -> dict[str, Any]:
         """Compose all parts, in the order in which their problems are best read."""
@@ -119,6 +119,8 @@ class _Composition:
             "host": self.host,
             "roles": roles,
             "mirror": mirror,
+            "service": {"user": self.value("vllm_service_user"), "group": self.value("vllm_service_group")},
+            "paths": {"releases": self.releases_root, "models": self.models_root, "caches": self.caches_root},
             "uv": self._uv(releases),
             "releases": [release.as_plan() for release in releases],
             "models": self._models(instances),
@@ -132,11 +134,7 @@ class _Composition:
 
     def value(self, name: str) -> Any:
         """A variable as the inventory sets it, else its default."""
-        if name in self.set:
-            return self.set[name]
-        if name not in known_variables():
-            return _EXPECTED[name]
-        return default_of(name)
+        return self.set[name] if name in self.set else default_of(name)
 
     def _wrong(self, where: str, what: str, remedy: str) -> None:
         self.problems.append(problem(where, what, remedy))
@@ -189,7 +187,7 @@ class _Composition:
         if release is None or model is None or port is None:
             return None
 
-        root = self.value("hf_cache_root").rstrip("/")
+        root = self.models_root
         fixed = {"model": f"{root}/{model}", "served-model-name": served, "host": address, "port": port}
         for flag, key, otherwise in (
             ("model", "model", ""),
@@ -202,6 +200,8 @@ class _Composition:
         if draft is not None and isinstance(speculative, dict) and "model" not in speculative:
             serve["speculative-config"] = {**speculative, "model": f"{root}/{draft}"}
             origins["serve", "speculative-config", "model"] = origins["draft_model",]
+        origins["release",] = origins["release_id",] = chosen_from["release",]
+        origins.setdefault(("host",), "collection")
         for path, origin in origins.items():
             self.origins[".".join(("instances", name, *path))] = origin
         return {
@@ -280,9 +280,9 @@ class _Composition:
         serve = {"shutdown-timeout": self.value("vllm_service_shutdown_timeout_s")}
         if release is None:
             return layer({"serve": serve}, "collection")
-        caches = self.value("cache_dirs_root").rstrip("/")
+        caches = self.caches_root
         own = f"{caches}/vllm/{instance}/{release.id}"
-        programs = f"{self.value('vllm_service_release_root').rstrip('/')}/{release.id}/bin"
+        programs = f"{self.releases_root}/{release.id}/bin"
         ready_s = max(self.value("vllm_service_start_timeout_s") - READINESS_RESERVE_S, 1)
         cuda = [] if release.variant == "cpu" else [CUDA_BIN]
         environment = {
@@ -561,7 +561,7 @@ class _Composition:
         return {"version": uv["version"], "file": wheel["file"], "sha256": wheel["sha256"]}
 
     def _models(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        root = self.value("hf_cache_root").rstrip("/")
+        root = self.models_root
         known = self.value("vllm_models")
         models: dict[str, dict[str, Any]] = {}
         for name in [name for instance in instances for name in instance["_models"]]:
@@ -621,10 +621,9 @@ class _Composition:
         """What preflight compares with the host's facts."""
         hardware = [(found["name"], found["_profile"].about.get("hardware") or {}) for found in instances]
         disk = catalogue["disk"]
-        root = self.value("vllm_service_release_root").rstrip("/")
         spaces = [
             {
-                "path": f"{root}/{release.id}",
+                "path": f"{self.releases_root}/{release.id}",
                 "gib": disk["release"]["cpu" if release.variant == "cpu" else "cuda"],
                 "for": f"release {release.name}",
             }
@@ -637,9 +636,7 @@ class _Composition:
                     {"path": instance["serve"]["model"], "gib": size, "for": f"model {instance['model']} and its draft"}
                 )
         if instances:
-            spaces.append(
-                {"path": f"{self.value('cache_dirs_root').rstrip('/')}/vllm", "gib": disk["caches"], "for": "caches"}
-            )
+            spaces.append({"path": f"{self.caches_root}/vllm", "gib": disk["caches"], "for": "caches"})
         listens = [
             {"port": found["port"], "unit": f"vllm-{found['name']}.service", "for": f"instance {found['name']}"}
             for found in instances
@@ -680,7 +677,8 @@ class _Composition:
             "disk": spaces,
             "shm_mib": disk["shm_mib"] if instances else 0,
             "ports": listens,
-            "user": self.value("vllm_service_user") if instances else None,
+            # A host whose apt has been told no mirror yet cannot say what that mirror will have.
+            "apt_source": self.value("host_base_apt_source") is not None,
         }
 
     def _mirror_port(self) -> int:

@@ -11,6 +11,26 @@ from typing import Any
 from .plan_layers import leaves
 
 
+class QueryError(ValueError):
+    """A question that is no JMESPath; the message says where."""
+
+
+def plan_query(plans: list[dict[str, Any]], query: str) -> Any:
+    """What a JMESPath expression finds in the list of plans.
+
+    Raises:
+        QueryError: the expression is wrong, or jmespath is not installed.
+    """
+    try:
+        import jmespath  # noqa: PLC0415 - only this one question needs it
+    except ImportError as error:
+        raise QueryError("the Python package jmespath is missing on the control node; install it") from error
+    try:
+        return jmespath.search(query, plans)
+    except jmespath.exceptions.JMESPathError as error:
+        raise QueryError(f"{query!r} is no JMESPath expression: {error}") from error
+
+
 def problem_report(plans: Iterable[Mapping[str, Any]]) -> str:
     """All problems of all hosts, one paragraph each; one that several hosts share stands once, with their names.
 
@@ -30,20 +50,23 @@ def problem_report(plans: Iterable[Mapping[str, Any]]) -> str:
 
 
 def plan_table(plan: Mapping[str, Any]) -> str:
-    """The values of a plan, one a line: path, value, where it comes from."""
+    """The values of a plan, one a line: path, where the value comes from, value."""
     origins = plan["origins"]
     rows: list[tuple[str, str, str]] = []
-    for part in ("roles", "mirror", "uv", "releases", "models", "packages", "firewall"):
-        rows.extend((".".join(path), _short(value), "") for path, value in leaves(_named(plan[part]), (part,)))
+    for part in ("roles", "mirror", "service", "paths", "uv", "releases", "models"):
+        rows.extend((".".join(path), "", _short(value)) for path, value in leaves(_named(plan[part]), (part,)))
+    rows.extend((f"packages.{package['name']}", "", package["for"]) for package in plan["packages"])
+    for port in plan["firewall"]["ports"]:
+        networks = ", ".join(port["networks"]) or "nobody"
+        rows.append((f"firewall.{port['protocol']}.{port['port']}", "", f"{port['for']}, from {networks}"))
     for instance in plan["instances"]:
         prefix = ("instances", instance["name"])
         for path, value in leaves({key: value for key, value in instance.items() if key != "name"}, prefix):
             dotted = ".".join(path)
-            rows.append((dotted, _short(value), origins.get(dotted, "")))
-    first = max((len(row[0]) for row in rows), default=0)
-    second = min(max((len(row[1]) for row in rows), default=0), 60)
+            rows.append((dotted, origins.get(dotted, ""), _short(value)))
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return "\n".join(
-        [plan["host"], *(f"  {path:<{first}}  {value:<{second}}  {origin}".rstrip() for path, value, origin in rows)]
+        [plan["host"], *(f"  {path:<{first}}  {origin:<{second}}  {value}" for path, origin, value in rows)]
     )
 
 
@@ -55,6 +78,8 @@ def _named(part: Any) -> Any:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(item, (str, int)) for item in value):
+        return ", ".join(str(item) for item in value) or "-"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -113,9 +113,13 @@ def test_environment_is_complete_and_names_real_paths() -> None:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
-    moved = plan(cache_dirs_root="/fast/cache", vllm_service_start_timeout_s=3600)["instances"][0]["environment"]
+    moved = plan(cache_dirs_root="/fast/cache/", vllm_service_start_timeout_s=3600)["instances"][0]["environment"]
     assert moved["HF_HOME"] == f"/fast/cache/huggingface/{RELEASE_ID}"
     assert moved["VLLM_ENGINE_READY_TIMEOUT_S"] == "3540"
+    made = plan(uv_venv_root="/srv/vllm", hf_cache_root="/srv/models")
+    assert made["instances"][0]["environment"]["PATH"].startswith(f"/srv/vllm/releases/{RELEASE_ID}/bin:")
+    assert made["instances"][0]["serve"]["model"] == made["models"][0]["path"] == "/srv/models/tiny-qwen3"
+    assert made["paths"] == {"releases": "/srv/vllm/releases", "models": "/srv/models", "caches": "/var/cache"}
 
 
 def test_the_reference_glm_command_comes_out_argument_by_argument() -> None:
@@ -226,7 +230,7 @@ def test_a_serving_host_without_instances_keeps_its_roles() -> None:
 def test_the_mirror_host() -> None:
     made = plan({"vllm_mirror_networks": ["10.77.0.0/24", "fd77::/64"]}, groups=("mirror",))
     assert made["problems"] == []
-    assert made["roles"] == ["preflight", "nftables", "wheel_mirror"]
+    assert made["roles"] == ["preflight", "host_base", "nftables", "wheel_mirror"]
     assert made["firewall"]["ports"] == [
         {"port": 80, "protocol": "tcp", "networks": ["10.77.0.0/24", "fd77::/64"], "for": "mirror"}
     ]
@@ -596,7 +600,7 @@ def test_report_names_each_problem_once_with_its_hosts() -> None:
 
 def test_table_shows_values_and_origins() -> None:
     lines = plan_table(plan(**instance(serve={"seed": 3}))).splitlines()
-    assert any(line.split() == ["instances.glm.serve.seed", "3", "instance", "glm"] for line in lines)
+    assert any(line.split() == ["instances.glm.serve.seed", "instance", "glm", "3"] for line in lines)
     assert any(line.split() == ["mirror.url", "http://mirror1"] for line in lines)
 
 
