@@ -251,6 +251,10 @@ class Lab:
 
     def up(self, hosts: list[str]) -> None:
         """Start hosts, the known ones where none is named; whatever of it is there already stays as it is."""
+        if sys.version_info < (3, 12):  # connect.py, which ssh starts with this Python
+            raise LabError(
+                f"a lab needs Python 3.12, this is {sys.version.split()[0]}; use .venv/bin/python (make tools)"
+            )
         for host in hosts:
             check_name(host, "host")
         self.ensure_image()
@@ -588,10 +592,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     arguments = parser().parse_args()
-    if sys.version_info < (3, 12):
-        raise LabError(
-            f"lab.py needs Python 3.12 and this is {sys.version.split()[0]}; use .venv/bin/python (make demo)"
-        )
     if arguments.command == "needs":
         print(" ".join(missing_packages()))
         return 0
