@@ -16,11 +16,10 @@ Four things get lost on that way, and each has its form here that does not:
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
-
-import yaml
 
 from .plain import plain
 
@@ -65,9 +64,55 @@ def serve_config(arguments: Any) -> str:
         seen.add(positive)
         if value is not None:
             lines.update(_lines(flag, value))
-    return (
-        yaml.safe_dump(lines, sort_keys=True, allow_unicode=True, default_flow_style=False, width=120) if lines else ""
-    )
+    return "".join(f"{_key(key)}: {_yaml(lines[key])}\n" for key in sorted(lines))
+
+
+# Words that YAML 1.1 reads as text, whatever stands around them.
+_BARE = re.compile(r"[A-Za-z/][A-Za-z0-9/._-]*\Z")
+_NOT_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
+# PyYAML looks no further than 1024 characters for the colon after a key.
+_LONGEST_KEY = 1000
+
+
+def _yaml(value: Any) -> str:
+    """``value`` on one line; PyYAML's own writer loses U+0085 where it folds lines, so texts are escaped here."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return _yaml_float(value)
+    if isinstance(value, str):
+        return value if _BARE.match(value) and value.lower() not in _NOT_TEXT else _quoted(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_key(key)}: {_yaml(value[key])}" for key in sorted(value)) + "}"
+    return "[" + ", ".join(_yaml(item) for item in value) + "]"
+
+
+def _key(key: str) -> str:
+    text = _yaml(key)
+    return text if len(text) <= _LONGEST_KEY else f"? {text} "
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(_ESCAPES.get(one) or (one if one.isprintable() else _escape(ord(one))) for one in text) + '"'
+
+
+def _escape(code: int) -> str:
+    return f"\\U{code:08X}" if code > 0xFFFF else f"\\u{code:04X}"
+
+
+def _yaml_float(value: float) -> str:
+    if math.isnan(value):
+        return ".nan"
+    if math.isinf(value):
+        return ".inf" if value > 0 else "-.inf"
+    # YAML 1.1 wants a dot before an exponent: 1e-05 is text to it.
+    mantissa, mark, exponent = repr(value).partition("e")
+    return f"{mantissa if '.' in mantissa else mantissa + '.0'}{mark}{exponent}"
 
 
 def _flag(name: Any) -> str:

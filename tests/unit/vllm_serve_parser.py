@@ -1,0 +1,46 @@
+"""Run by vLLM's own Python: reads paths of serve.yaml files, a line each, answers what vLLM's parser made of them."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import sys
+
+os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what vLLM prints on the way is no answer
+
+from vllm.entrypoints.cli.serve import cmd_init  # noqa: E402
+from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
+
+
+def readable(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: readable(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: readable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable(inner) for inner in value]
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)
+
+
+parser = FlexibleArgumentParser(prog="vllm")
+serve = {command.name: command for command in cmd_init()}["serve"].subparser_init(
+    parser.add_subparsers(dest="subparser")
+)
+print(json.dumps({"ready": True}), file=answers, flush=True)
+for line in sys.stdin:
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            read = parser.parse_args(["serve", "--config", line.rstrip("\n")])
+        given = {
+            name: readable(value)
+            for name, value in vars(read).items()
+            if name not in ("subparser", "dispatch_function") and repr(serve.get_default(name)) != repr(value)
+        }
+        answer = {"read": given}
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the parser of a foreign program: every end is an answer
+        answer = {"refused": errors.getvalue() or str(error)}
+    print(json.dumps(answer), file=answers, flush=True)
