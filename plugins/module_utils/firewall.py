@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,8 +33,10 @@ from .listeners import listeners
 RULES_FILE = Path("/etc/vllm/firewall.nft")
 UNIT = "onprem-vllm-firewall.service"
 UNIT_FILE = Path("/etc/systemd/system") / UNIT
+NFTABLES_DROP_IN = Path("/etc/systemd/system/nftables.service.d/onprem-vllm-firewall.conf")
 GUARD = "onprem-vllm-firewall-guard"
 GUARD_DIRECTORY = Path("/run/onprem-vllm-firewall")
+FILES = (RULES_FILE, UNIT_FILE, NFTABLES_DROP_IN)
 RESTORE_FILE = GUARD_DIRECTORY / "restore.nft"
 DROP_TABLE = "add table inet vllm\ndelete table inet vllm\n"  # nft 1.0.6 has no `destroy`
 # Where the old table would not load any more, an open host that can be reached beats a closed one that cannot.
@@ -63,6 +65,7 @@ class Wanted:
     Args:
         rules: ``table inet vllm { … }`` as nft text; it may use ``$ssh_port``.
         unit: text of the unit that loads the table at boot.
+        nftables_drop_in: text of a drop-in for nftables.service, which flushes every table; empty for none.
         ssh_port: None for the port that this run came in on.
         ssh_networks: merged networks that the SSH rule lets in, for the check before anything changes.
         cut_listeners: listeners (``tcp/9100``) that the operator agrees to cut.
@@ -71,6 +74,7 @@ class Wanted:
 
     rules: str
     unit: str
+    nftables_drop_in: str
     ssh_port: int | None
     ssh_networks: Sequence[str]
     cut_listeners: Sequence[str] = ()
@@ -161,16 +165,18 @@ def undo() -> Outcome:
 def remove(*, check_mode: bool) -> Outcome:
     """Take back the table, its unit and its files. It only opens, so no guard is needed."""
     outcome = Outcome(before=(_live() or "") if shutil.which("nft") else "")
-    outcome.files = [(str(path), _read(path), "") for path in (RULES_FILE, UNIT_FILE) if path.exists()]
+    outcome.files = [(str(path), _read(path), "") for path in FILES if path.exists()]
     outcome.changed = bool(outcome.before or outcome.files)
     if check_mode or not outcome.changed:
         return outcome
     with _lock_without_pending_guard(60):
         if UNIT_FILE.exists():
             _run(["systemctl", "disable", "--now", UNIT])
-            UNIT_FILE.unlink()
-            _run(["systemctl", "daemon-reload"])
-        RULES_FILE.unlink(missing_ok=True)
+        for path in FILES:
+            path.unlink(missing_ok=True)
+        _run(["systemctl", "daemon-reload"])
+        with suppress(OSError):
+            NFTABLES_DROP_IN.parent.rmdir()  # others' drop-ins stay, and their folder with them
         if outcome.before:
             _run(["nft", "-f", "-"], DROP_TABLE)
     return outcome
@@ -203,11 +209,7 @@ def _compare(wanted: Wanted) -> tuple[Outcome, str]:
         outcome.after = wanted.rules.replace("$ssh_port", str(_ssh_port(wanted, connection)))
         outcome.warnings.append("nft is not installed on this host yet: the rules were not checked by it")
     outcome.before = live or ""
-    outcome.files = [
-        (str(path), _read(path), new)
-        for path, new in ((RULES_FILE, text), (UNIT_FILE, wanted.unit))
-        if _read(path) != new
-    ]
+    outcome.files = [(str(path), _read(path), new) for path, new in _files(wanted, text).items() if _read(path) != new]
     outcome.changed = outcome.before != outcome.after or bool(outcome.files) or not _unit_stands()
     newly, already = cut_listeners(listeners(accepted(outcome.after)), outcome.after, live)
     for listener in newly:
@@ -301,12 +303,18 @@ def _disarm() -> None:
         time.sleep(0.1)
 
 
+def _files(wanted: Wanted, text: str) -> dict[Path, str]:
+    """What stands where once the table is proven; the order is that of writing."""
+    return dict(zip(FILES, (text, wanted.unit, wanted.nftables_drop_in), strict=True))
+
+
 def _persist(wanted: Wanted, text: str) -> None:
-    RULES_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    write_file(RULES_FILE, text.encode())
-    if _read(UNIT_FILE) != wanted.unit:
-        write_file(UNIT_FILE, wanted.unit.encode())
-        _run(["systemctl", "daemon-reload"])
+    for path, new in _files(wanted, text).items():
+        if _read(path) == new:
+            continue
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_file(path, new.encode())
+    _run(["systemctl", "daemon-reload"])
     # Starting it loads the file once more: what cannot be loaded at boot is found now.
     _run(["systemctl", "enable", "--now", UNIT])
 

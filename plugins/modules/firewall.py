@@ -34,6 +34,12 @@ options:
       - Text of the systemd unit C(onprem-vllm-firewall.service), which loads C(/etc/vllm/firewall.nft) at boot.
       - Required where O(state=present).
     type: str
+  nftables_drop_in:
+    description:
+      - Text of a drop-in for C(nftables.service), which loads C(/etc/vllm/firewall.nft) again after that unit has
+        flushed every table.
+      - Required where O(state=present).
+    type: str
   ssh_port:
     description: The port that C($ssh_port) stands for; left out, the port that the running connection came in on.
     type: int
@@ -84,6 +90,7 @@ EXAMPLES = r"""
         }
       }
     unit: "{{ lookup('ansible.builtin.file', 'onprem-vllm-firewall.service', rstrip=false) }}"
+    nftables_drop_in: "{{ lookup('ansible.builtin.file', 'nftables.service.conf', rstrip=false) }}"
     cut_listeners: [tcp/111]
 
 - name: Take it back
@@ -123,6 +130,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "rules": {"type": "str"},
             "unit": {"type": "str"},
+            "nftables_drop_in": {"type": "str"},
             "ssh_port": {"type": "int"},
             "ssh_networks": {"type": "list", "elements": "str", "default": ["0.0.0.0/0", "::/0"]},
             "cut_listeners": {"type": "list", "elements": "str", "default": []},
@@ -130,7 +138,7 @@ def main() -> None:
             "step": {"type": "str", "choices": ["stage", "confirm", "undo"], "default": "stage"},
             "staged_connection": {"type": "dict"},
         },
-        required_if=[("state", "present", ["rules", "unit"])],
+        required_if=[("state", "present", ["rules", "unit", "nftables_drop_in"])],
         supports_check_mode=True,
     )
     try:
@@ -159,6 +167,7 @@ def _do(module: AnsibleModule) -> Outcome:
     wanted = Wanted(
         rules=given["rules"],
         unit=given["unit"],
+        nftables_drop_in=given["nftables_drop_in"],
         ssh_port=given["ssh_port"],
         ssh_networks=given["ssh_networks"],
         cut_listeners=given["cut_listeners"],
