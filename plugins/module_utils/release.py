@@ -272,6 +272,7 @@ class Build:
     settled: Settled | None = None
     hashes: dict[str, str] = field(default_factory=dict)
     uncompiled: list[str] = field(default_factory=list)
+    unmet: list[str] = field(default_factory=list)
 
     @property
     def requirements(self) -> Path:
@@ -301,11 +302,18 @@ def make_venv(build: Build) -> None:
 
 
 def install(build: Build) -> None:
-    """Every wheel of the lock, from the mirror or the cache; then whether the lock was complete."""
+    """Every wheel of the lock, from the mirror or the cache, and nothing else."""
     build.uv.install(build.directory, build.requirements)
-    build.uv.check(build.directory)
+    build.unmet = build.uv.unmet(build.directory)
     (build.directory / ".lock").unlink(missing_ok=True)  # uv's, 0666, of use only to uv
     build.read_records()
+    locked = locked_packages(build.lock)
+    installed = {record.name: record.version for record in build.records}
+    if missing := [f"{name} {version}" for name, version in locked.items() if installed.get(name) != version]:
+        raise ReleaseError(
+            f"uv left {_few(missing)} of the lock out: its markers do not fit Python {build.release.python} on "
+            f"{os.uname().machine}. Lock the release for this platform."
+        )
 
 
 def settle_overlaps(build: Build) -> None:
@@ -335,7 +343,8 @@ def check_against_record(build: Build) -> None:
         wrong = {name: [line for line in lines if not line.endswith(UNLISTED)] for name, lines in still.items()}
         if lines := [f"{name}: {line}" for name, found in sorted(wrong.items()) for line in found]:
             raise ReleaseError(
-                f"Files differ from their wheel's RECORD, or from what a release may have, even when fetched anew: {_few(lines)}. "
+                "Files differ from their wheel's RECORD, or from what a release may have, even when fetched anew: "
+                f"{_few(lines)}. "
                 "The wheel itself is faulty: lock another version of it."
             )
         lines = [line for found in damaged.values() for line in found]
@@ -475,6 +484,8 @@ def seal(build: Build) -> None:
         "uv": str(build.site.uv["version"]),
         "interpreter": os.fspath(build.python),
         "packages": packages,
+        "unmet": build.unmet,
+        "uncompiled": build.uncompiled,
         "bytes": 0,
     }
     manifest = take_manifest(build.directory, build.hashes, about)

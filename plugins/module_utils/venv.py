@@ -341,13 +341,18 @@ class Uv:
         self._run("pip", "uninstall", "--python", venv / "bin" / "python", *packages)
         self.install(venv, requirements)
 
-    def check(self, venv: Path) -> None:
-        """Whether the lock was complete: every installed package finds what it requires.
+    def unmet(self, venv: Path) -> list[str]:
+        """What installed packages require and do not find, in uv's words.
 
-        Raises:
-            VenvError: it does not; uv's list.
+        No failure: a lock may leave requirements out on purpose (the overrides of a release: 0.28.0-cpu has no
+        torchvision), and it was resolved where the indexes are.
         """
-        self._run("pip", "check", "--python", venv / "bin" / "python")
+        words = ["pip", "check", "--python", os.fspath(venv / "bin" / "python")]
+        try:
+            run([self.program, *words], self.environment, cwd=Path("/"))
+        except VenvError as error:
+            return [line for line in str(error).splitlines() if line.startswith("The package ")]
+        return []
 
     def forget(self, packages: Sequence[str]) -> None:
         """Drop packages from the cache, so that the next install fetches them anew."""

@@ -339,10 +339,19 @@ def test_a_wheel_that_the_mirror_lacks_is_named(world: World) -> None:
         apply(world.site, [world.release("small")])
 
 
-def test_a_lock_that_is_not_complete_is_refused(world: World) -> None:
-    release = world.add("lacking", world.bundle / "wheels/engine-1.0-py3-none-any.whl")
-    with pytest.raises(ReleaseError, match="libs-base"):
-        apply(world.site, [release])
+def test_requirements_that_the_lock_leaves_out_are_told_by_the_manifest(world: World) -> None:
+    apply(world.site, [world.add("lacking", world.bundle / "wheels/engine-1.0-py3-none-any.whl")])
+    (said,) = read_manifest(world.path("lacking")).about["unmet"]
+    assert "engine" in said
+    assert "libs-base" in said
+
+
+def test_a_lock_whose_markers_leave_a_wheel_out_here_is_refused(world: World) -> None:
+    release = world.release("small")
+    lock = world.bundle / "releases" / release.id / "requirements.txt"
+    lock.write_text(lock.read_text().replace("engine==1.0", 'engine==1.0 ; sys_platform == "win32"'))
+    with pytest.raises(ReleaseError, match=r"uv left engine 1\.0 of the lock out"):
+        apply(world.site, [replace(release, lock_sha256=sha256(lock.read_bytes()))])
 
 
 def test_an_edited_file_in_the_cache_is_fetched_anew(world: World) -> None:
