@@ -43,9 +43,9 @@ def query(inventory: str, expression: str, *arguments: str) -> Any:
 
 
 def production_command(path: Path) -> dict[str, Any]:
-    """The `vllm serve` command in the comment of a group's variables, as arguments with their values."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    command = " ".join(line[1:].strip() for line in lines if line.startswith("#   "))
+    """The `vllm serve` command at the head of a group's variables, as arguments with their values."""
+    head = path.read_text(encoding="utf-8").removeprefix("---\n").partition("\nvllm_")[0]
+    command = " ".join(line[1:].strip() for line in head.splitlines() if line.startswith("#   "))
     program, serve, model, *words = shlex.split(command)
     assert (program, serve) == ("vllm", "serve")
     arguments: dict[str, Any] = {"model": model}
