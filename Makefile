@@ -48,3 +48,76 @@ demo-down: ## take the demo's hosts away without a trace
 lab-image: tools ## build the image of the test hosts, unless it is there
 	@$(LAB) image
 
+
+# --- tests: `make test` is what CI runs, within 30 minutes on two cores; `make test-all` adds the long scenarios ----------
+
+LONG := $(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/long_*/molecule.yml))
+SCENARIOS := $(filter-out $(LONG),$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
+PYTHON_FOLDERS := plugins tests molecule
+OLDEST := .cache/core-2.19
+
+.PHONY: test test-all
+test: packages tools bundle lab-image ## what CI runs
+	python tests/run.py "make scenario NAME=default" "make lint" "make sanity" "make unit" "make oldest-core" \
+	  $(patsubst %,"make scenario NAME=%",$(filter-out default,$(SCENARIOS)))
+
+test-all: test ## what CI runs, and what takes longer
+	python tests/run.py "make unit-slow" $(patsubst %,"make scenario NAME=%",$(LONG))
+
+.PHONY: packages
+packages: ## the Debian packages that test hosts need
+	@tests/lab/packages.sh
+
+.PHONY: lint
+lint: tools ## style, types, documentation
+	ruff check $(PYTHON_FOLDERS)
+	ruff format --check $(PYTHON_FOLDERS)
+	mypy plugins
+	yamllint --strict .
+	ansible-lint --strict
+	antsibull-changelog lint
+	antsibull-docs lint-collection-docs --plugin-docs --skip-rstcheck .
+
+.PHONY: sanity
+sanity: tools ## ansible-test sanity
+	python tests/sanity.py
+
+.PHONY: unit unit-slow
+unit: tools .cache/vllm-0.28.0/.complete ## plugins on their own, against the real parser, uv, systemd rules and wheels
+	pytest -m "not slow"
+unit-slow: tools .cache/vllm-0.28.0/.complete
+	pytest -m slow
+
+# vLLM's own parser, from the bundle, is what serve.yaml is compared with.
+.cache/vllm-0.28.0/.complete: catalogue/releases/0.28.0-cpu.txt .cache/bundle/manifest.json
+	uv --quiet venv --clear --no-config --python 3.11 .cache/vllm-0.28.0
+	uv --quiet pip install --no-config --python .cache/vllm-0.28.0 --no-index --find-links .cache/bundle/wheels \
+	  --no-deps --require-hashes -r $<
+	touch $@
+
+.PHONY: oldest-core
+oldest-core: tools $(OLDEST)/.complete ## units and one scenario under the oldest ansible-core that is supported
+	PATH="$(CURDIR)/$(OLDEST)/bin:$(PATH)" pytest -m "not slow" tests/unit/test_plan.py tests/unit/test_inventory.py
+	PATH="$(CURDIR)/$(OLDEST)/bin:$(PATH)" ansible-playbook -i inventory/example playbooks/plan.yml >/dev/null
+
+$(OLDEST)/.complete: tests/requirements-2.19.txt .cache/uv/.complete
+	test -x $(OLDEST)/bin/python || .cache/uv/bin/uv --quiet venv --python 3.12 $(OLDEST)
+	.cache/uv/bin/pip --python $(OLDEST)/bin/python install --quiet --require-hashes -r $<
+	touch $@
+
+.PHONY: scenario
+scenario: tools ## one molecule scenario: make scenario NAME=uv_venv
+	molecule test --scenario-name $(NAME)
+
+.PHONY: bundle
+bundle: tools ## what crosses the air gap for the demo and the tests, into .cache/bundle
+	python tests/lab/make_tiny_model.py .cache/models/tiny-qwen3
+	ansible-playbook -i inventory/lab playbooks/bundle.yml
+
+.cache/bundle/manifest.json:
+	$(MAKE) --no-print-directory bundle
+
+.PHONY: clean-hosts
+clean-hosts: ## take away the hosts of every lab of this checkout
+	@for state in .cache/lab/*/state.json; do \
+	  [ ! -e "$$state" ] || $(LAB) --lab "$$(basename "$$(dirname "$$state")")" down; done

@@ -22,16 +22,7 @@ trap finish EXIT
 
 step "Packages of this machine" "The demo needs root and apt, on Debian 12 or newer."
 [ "$(id -u)" = 0 ]
-packages=$(python3 tests/lab/lab.py needs || echo python3 python3-venv)
-python3 -c 'import ensurepip' 2>/dev/null || packages+=" python3-venv"
-if [ -n "${packages// /}" ]; then
-  echo "      installing: $packages"
-  advice="Install these packages yourself, then run make demo again: $packages"
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq
-  # shellcheck disable=SC2086 # a list of words
-  apt-get install -qq --no-install-recommends $packages >/dev/null
-fi
+tests/lab/packages.sh
 
 step "Tools into .venv, locked by hash" "See pip's message above; pip's configuration says where packages come from."
 make --no-print-directory tools
