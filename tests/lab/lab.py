@@ -116,7 +116,7 @@ class State:
         try:
             content = json.loads((directory / "state.json").read_text())
             return cls(int(content["slot"]), {str(host): int(number) for host, number in content["hosts"].items()})
-        except (FileNotFoundError, ValueError, KeyError, AttributeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def write(self, directory: Path) -> None:
