@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import ssl
+import subprocess
 import threading
 
 import pytest
@@ -162,3 +164,22 @@ def test_a_token_does_not_follow_a_redirect_to_another_server(server, tmp_path):
         hub.shutdown()
     assert hub.tokens == ["Bearer hf_secret"]
     assert server.tokens == [None]
+
+
+def test_tls_is_verified_and_a_site_s_own_authority_works(server, tmp_path, monkeypatch):
+    certificate = tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    key = ["-newkey", "rsa:2048", "-nodes", "-keyout", str(tmp_path / "key.pem"), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", "-days", "2", *key, *subject], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, tmp_path / "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url = server.url.replace("http:", "https:")
+    dl._tls.cache_clear()
+    with pytest.raises(dl.DownloadError, match="certificate verify failed"):
+        dl.download(url, tmp_path / "shard", SHA256, attempts=1)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    dl._tls.cache_clear()
+    dl.download(url, tmp_path / "shard", SHA256)
+    dl._tls.cache_clear()
+    assert (tmp_path / "shard").read_bytes() == CONTENT
