@@ -26,21 +26,14 @@ def readable(value: object) -> object:
 
 
 parser = FlexibleArgumentParser(prog="vllm")
-serve = {command.name: command for command in cmd_init()}["serve"].subparser_init(
-    parser.add_subparsers(dest="subparser")
-)
+{command.name: command for command in cmd_init()}["serve"].subparser_init(parser.add_subparsers(dest="subparser"))
 print(json.dumps({"ready": True}), file=answers, flush=True)
 for line in sys.stdin:
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             read = parser.parse_args(["serve", "--config", line.rstrip("\n")])
-        given = {
-            name: readable(value)
-            for name, value in vars(read).items()
-            if name not in ("subparser", "dispatch_function") and repr(serve.get_default(name)) != repr(value)
-        }
-        answer = {"read": given}
+        answer = {"read": {name: readable(value) for name, value in vars(read).items()}}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the parser of a foreign program: every end is an answer
         answer = {"refused": errors.getvalue() or str(error)}
     print(json.dumps(answer), file=answers, flush=True)

@@ -16,6 +16,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import ssl
 import subprocess
 import sys
@@ -31,6 +32,10 @@ ASKED_TOKENS = 8
 # A server that is up and refuses like this does so for ever; 503 is an engine that is not there yet.
 FINAL_STATUS = range(400, 600)
 PASSING_STATUS = frozenset({408, 425, 429, 503})
+
+
+class Stopped(Exception):
+    """systemd stops the unit: it sends KillSignal= to this step as well, and only status 0 is no failure to it."""
 
 
 class NotReady(Exception):
@@ -50,6 +55,8 @@ def main(words: list[str]) -> int:
     except NotReady as reason:
         print(f"readiness: {reason}", file=sys.stderr)
         return 1
+    except Stopped:
+        print("readiness: the unit was stopped before it was ready", file=sys.stderr)
     return 0
 
 
@@ -61,6 +68,7 @@ def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pa
     Raises:
         NotReady: not within ``seconds``.
     """
+    signal.signal(signal.SIGINT, _stop)
     gpus = [gpu for gpu in wanted.split(",") if gpu]
     until = time.monotonic() + seconds
     while gpus:
@@ -79,6 +87,10 @@ def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pa
                 " nvidia-persistenced.service."
             )
         time.sleep(pause_s)
+
+
+def _stop(*_: object) -> None:
+    raise Stopped
 
 
 def _listed_gpus(timeout_s: float) -> tuple[set[str], str]:
@@ -155,6 +167,8 @@ class MainProcess:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.interrupted = False
+        signal.signal(signal.SIGINT, self._interrupt)
         self.started = self._started()
         if not self.started:
             self._gone()
@@ -174,7 +188,13 @@ class MainProcess:
         if self._started() != self.started:
             self._gone()
 
+    def _interrupt(self, *_: object) -> None:
+        """Note it and go on: a stop reaches the main process too, and that it ends is what counts."""
+        self.interrupted = True
+
     def _gone(self) -> None:
+        if self.interrupted:
+            raise Stopped
         raise NotReady("the main process ended before it answered a completion; the lines above say why.")
 
     def age_s(self) -> float:

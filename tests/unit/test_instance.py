@@ -1,0 +1,232 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Generations on disk and what is refused; what needs systemd is in molecule/vllm_service."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.onprem.vllm.plugins.module_utils.generation import Content, Generations, differences
+from ansible_collections.onprem.vllm.plugins.module_utils.instance import (
+    MARK,
+    InstancesRefused,
+    build,
+    check,
+    check_releases,
+    variable_problems,
+    without_secrets,
+)
+from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import lines_that_matter
+
+SECRET = "sk-0123456789"
+
+
+def content(**changed: Any) -> Content:
+    wanted = {
+        "serve": "model: /models/x\n",
+        "unit": f"{MARK}\n[Service]\n",
+        "release": "/opt/vllm/releases/a",
+        "environment": {"HOME": "/var/cache/vllm"},
+        "secrets": {"VLLM_API_KEY": SECRET},
+        "port": 8000,
+    }
+    return Content(**(wanted | changed))
+
+
+@pytest.fixture
+def generations(tmp_path: Path) -> Generations:
+    return Generations(tmp_path / "glm")
+
+
+def test_a_generation_holds_what_was_asked_with_the_secret_for_root_alone(generations: Generations) -> None:
+    number = generations.write(content())
+    path = generations.path(number)
+    modes = {entry.name: oct(entry.stat().st_mode & 0o777) for entry in path.iterdir() if not entry.is_symlink()}
+    assert modes == {"environment": "0o400", "manifest.json": "0o600", "serve.yaml": "0o644", "unit": "0o644"}
+    assert os.readlink(path / "release") == "/opt/vllm/releases/a"
+    assert 'ONPREM_VLLM_GENERATION="1"' in (path / "environment").read_text()
+    assert SECRET not in (path / "manifest.json").read_text()
+    assert json.loads((path / "manifest.json").read_text())["secrets"] == ["VLLM_API_KEY"]
+
+
+def test_the_same_content_does_not_differ_and_any_edit_does(generations: Generations) -> None:
+    number = generations.write(content())
+    assert generations.differs(number, content()) == []
+    for name in ("serve.yaml", "environment", "unit", "manifest.json"):
+        path = generations.path(number) / name
+        before = path.read_bytes()
+        path.chmod(0o600)
+        path.write_bytes(before + b"#")
+        assert generations.differs(number, content()) == [name]
+        path.unlink()
+        assert generations.differs(number, content()) == [name]
+        path.write_bytes(before)
+    assert generations.differs(number, content(release="/opt/vllm/releases/b")) == ["manifest.json", "release"]
+
+
+def test_activating_moves_one_link_and_survives_a_lost_directory(generations: Generations) -> None:
+    first, second = generations.write(content()), generations.write(content(serve="a: 1\n"))
+    assert generations.current() is None
+    generations.activate(first)
+    generations.mark_ready(first)
+    generations.activate(second)
+    assert (generations.current(), generations.ready()) == (second, first)
+    generations.path(second).rename(generations.store / "elsewhere")
+    assert generations.current() is None
+
+
+def test_a_write_that_fails_leaves_nothing_and_a_half_one_is_swept(
+    generations: Generations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generations.write(content())
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            generations.write(content())
+    assert sorted(path.name for path in generations.store.iterdir()) == ["1"]
+    (generations.store / ".new-half").mkdir()
+    assert generations.write(content()) == 2
+    assert sorted(path.name for path in generations.store.iterdir()) == ["1", "2"]
+
+
+def test_pruning_keeps_the_newest_the_current_and_the_fallback(generations: Generations) -> None:
+    for number in range(1, 8):
+        assert generations.write(content(serve=f"a: {number}\n")) == number
+    generations.activate(3)
+    generations.mark_ready(2)
+    assert generations.prune(2) == [1, 4, 5]
+    assert generations.numbers() == [2, 3, 6, 7]
+    assert generations.write(content()) == 8
+
+
+def test_a_mode_that_was_opened_is_found_and_closed(generations: Generations) -> None:
+    number = generations.write(content())
+    (generations.path(number) / "environment").chmod(0o644)
+    assert generations.loose(number) == ["environment"]
+    generations.tighten(number)
+    assert generations.loose(number) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        (content(secrets={"VLLM_API_KEY": "another-secret-value"}), "VLLM_API_KEY=(hidden, changed)"),
+        (content(secrets={"VLLM_API_KEY": SECRET, "HF_TOKEN": "new-secret-value"}), "HF_TOKEN=(hidden)"),
+        (content(secrets={}), ""),
+        (content(environment={}, secrets={"HOME": "now-a-secret-value"}), "HOME=(hidden, changed)"),
+        (content(environment={"HOME": "/elsewhere"}), "HOME=/elsewhere"),
+    ],
+)
+def test_a_diff_tells_that_a_secret_changed_and_never_its_value(
+    generations: Generations, after: Content, line: str
+) -> None:
+    number = generations.write(content())
+    diffs = differences(generations.read(number), generations.manifest(number), after, number + 1)
+    (environment,) = [diff for diff in diffs if diff["after_header"] == "environment"]
+    assert line in environment["after"]
+    assert "VLLM_API_KEY=(hidden)" in environment["before"]
+    for value in (SECRET, "another-secret-value", "new-secret-value", "now-a-secret-value"):
+        assert value not in json.dumps(diffs)
+
+
+def test_variables_put_in_by_hand_are_not_shown(generations: Generations) -> None:
+    number = generations.write(content())
+    path = generations.path(number) / "environment"
+    path.chmod(0o600)
+    path.write_text(path.read_text() + 'OTHER_KEY="by-hand-secret"\n')
+    diffs = differences(generations.read(number), generations.manifest(number), content(), number + 1)
+    assert "by-hand-secret" not in json.dumps(diffs)
+    assert "OTHER_KEY=(hidden)" in json.dumps(diffs)
+
+
+def entry(**changed: Any) -> dict[str, Any]:
+    wanted = {
+        "name": "glm",
+        "release_path": "/opt/vllm/releases/a",
+        "serve": "model: /models/x\n",
+        "unit": f"{MARK}\n[Service]\n",
+        "environment": {"HOME": "/var/cache/vllm"},
+        "secrets": {"VLLM_API_KEY": SECRET},
+        "served_model_name": "tiny",
+        "host": "0.0.0.0",
+        "port": 8000,
+        "gpus": [],
+        "tls_certificate": None,
+    }
+    return wanted | changed
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("10.0.0.7", "http://10.0.0.7:8000"),
+        ("fd77::11", "http://[fd77::11]:8000"),
+    ],
+)
+def test_the_readiness_step_asks_where_the_instance_listens(host: str, url: str) -> None:
+    assert build(entry(host=host)).content.environment["ONPREM_VLLM_URL"] == url
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "-a", ".a", "a/b", "a@b", "a" * 65, "a\n", "ä"])
+def test_a_name_that_is_no_unit_name_is_refused(name: str) -> None:
+    with pytest.raises(InstancesRefused, match="becomes a systemd unit"):
+        check([build(entry(name=name))])
+
+
+def test_every_problem_is_told_at_once_and_no_secret() -> None:
+    entries = [
+        entry(),
+        entry(
+            unit="[Service]\n", environment={"NOTE": f"key {SECRET}", "ONPREM_VLLM_URL": "x", "B": True, "C": "\x1b"}
+        ),
+    ]
+    found = [problem for one in entries for problem in variable_problems(one)]
+    with pytest.raises(InstancesRefused) as refused:
+        check([build(one) for one in entries], found)
+    said = str(refused.value)
+    for part in (
+        "listed twice",
+        "port 8000 is also",
+        "at its top",
+        "also stands in",
+        "ONPREM_VLLM_URL",
+        "of B",
+        "U+001B",
+    ):
+        assert part in said
+    assert SECRET not in said
+
+
+def test_a_release_must_be_whole(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "vllm").touch(0o755)
+    instance = build(entry(release_path=str(tmp_path)))
+    with pytest.raises(InstancesRefused, match="missing or not whole"):
+        check_releases([instance])
+    (tmp_path / "manifest.json").touch()
+    check_releases([instance])
+
+
+def test_of_a_long_journal_the_first_cause_and_the_end_are_kept() -> None:
+    lines = [f"INFO {number}" for number in range(300)]
+    lines[100] = "(EngineCore pid=7) ERROR ValueError: No available memory for the cache blocks"
+    lines[250] = "RuntimeError: Engine core initialization failed. See root cause above."
+    kept = lines_that_matter(lines, 10)
+    assert kept[:2] == [lines[100], lines[250]]
+    assert kept[-1] == "INFO 299"
+    assert len(kept) <= 10
+
+
+def test_a_secret_in_a_message_is_hidden_the_longer_one_first() -> None:
+    instance = build(entry(secrets={"A": "abcdefgh", "B": "abcdefghij"}))
+    assert without_secrets("x abcdefghij abcdefgh y", [instance]) == "x (hidden) (hidden) y"

@@ -1,0 +1,216 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The readiness step against real servers and real processes."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+READINESS = Path(__file__).resolve().parents[2] / "roles/vllm_service/files/readiness.py"
+Answer = Callable[[str, dict[str, Any], dict[str, str]], tuple[int, dict[str, Any]]]
+WORKING = {"model": "tiny", "choices": [{"text": " Paris"}]}
+
+
+@pytest.fixture
+def main_process() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], str]]:
+    servers = []
+
+    def start(answer: Answer) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                status, content = answer(self.path, json.loads(body or b"{}"), dict(self.headers))
+                text = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = do  # noqa: N815 - the names http.server looks for
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def step(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    given = {"PATH": os.environ["PATH"], "ONPREM_VLLM_MODEL": "tiny", "ONPREM_VLLM_GENERATION": "7", **environment}
+    return subprocess.run(
+        [sys.executable, "-I", str(READINESS), *words],
+        env=given,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def ready(url: str, process: subprocess.Popen[bytes], record: Path, seconds: str = "20", **more: str):
+    return step("completion", seconds, str(record), ONPREM_VLLM_URL=url, MAINPID=str(process.pid), **more)
+
+
+def test_a_completion_is_ready_and_recorded(serve, main_process, tmp_path: Path) -> None:
+    asked = []
+
+    def answer(path, content, headers):
+        asked.append((path, content.get("model"), headers.get("Authorization")))
+        return 200, WORKING
+
+    done = ready(serve(answer), main_process, tmp_path / "r.json", VLLM_API_KEY="k", http_proxy="http://127.0.0.1:9")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert asked == [("/health", None, "Bearer k"), ("/v1/completions", "tiny", "Bearer k")]
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert (record["model"], record["generation"], record["pid"]) == ("tiny", "7", main_process.pid)
+    assert 0 <= record["seconds"] < 60
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "said"),
+    [
+        (200, {**WORKING, "choices": [{"text": ""}]}, "empty"),
+        (200, {**WORKING, "model": "another"}, "another server holds the port"),
+        (200, {"choices": []}, "no completion"),
+        (401, {"error": "Unauthorized"}, "VLLM_API_KEY"),
+        (404, {"error": "no such model"}, "It serves right-one, not tiny"),
+        (500, {"error": "EngineDeadError"}, 'answered 500: {"error": "EngineDeadError"}'),
+    ],
+)
+def test_a_wrong_answer_ends_it_at_once_with_its_reason(serve, main_process, tmp_path, status, content, said) -> None:
+    def answer(path, *_):
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "right-one"}]}
+        return (200, {}) if path == "/health" else (status, content)
+
+    begun = time.monotonic()
+    done = ready(serve(answer), main_process, tmp_path / "r.json")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stderr.startswith("readiness: ")
+    assert not (tmp_path / "r.json").exists()
+    assert time.monotonic() - begun < 15
+
+
+def test_it_waits_while_the_engine_is_not_there_yet(serve, main_process, tmp_path: Path) -> None:
+    left = [503, 503, 200]
+
+    def answer(path, *_):
+        return (left.pop(0) if path == "/health" and len(left) > 1 else 200), WORKING
+
+    assert ready(serve(answer), main_process, tmp_path / "r.json").returncode == 0
+    assert left == [200]
+
+
+@pytest.mark.parametrize("path_that_hangs", ["/health", "/v1/completions"])
+def test_it_ends_when_the_main_process_does_even_while_an_answer_is_awaited(serve, tmp_path, path_that_hangs) -> None:
+    hanging = threading.Event()
+
+    def answer(path, *_):
+        if path == path_that_hangs:
+            hanging.wait(30)
+        return 200, WORKING
+
+    process = subprocess.Popen(["sleep", "2"])
+    threading.Thread(target=process.wait, daemon=True).start()
+    begun = time.monotonic()
+    done = ready(serve(answer), process, tmp_path / "r.json", seconds="40")
+    hanging.set()
+    assert (done.returncode, "the main process ended" in done.stderr) == (1, True)
+    assert time.monotonic() - begun < 20
+
+
+def test_a_main_process_that_is_a_zombie_has_ended(tmp_path: Path) -> None:
+    process = subprocess.Popen(["true"])
+    time.sleep(0.5)
+    done = ready("http://127.0.0.1:9", process, tmp_path / "r.json")
+    assert "the main process ended" in done.stderr
+    process.wait()
+
+
+@pytest.mark.parametrize("main_ends", [True, False])
+def test_a_stop_is_no_failure_and_a_stray_interrupt_is_no_readiness(tmp_path: Path, main_ends: bool) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    given = {"PATH": os.environ["PATH"], "ONPREM_VLLM_URL": "http://127.0.0.1:9", "MAINPID": str(process.pid)}
+    words = [sys.executable, "-I", str(READINESS), "completion", "6", str(tmp_path / "r.json")]
+    waiting = subprocess.Popen(words, env=given, stderr=subprocess.PIPE, text=True)
+    time.sleep(3)
+    waiting.send_signal(2)
+    if main_ends:
+        process.kill()
+        process.wait()
+    _, said = waiting.communicate(timeout=60)
+    process.kill()
+    process.wait()
+    assert waiting.returncode == (0 if main_ends else 1)
+    assert ("was stopped before" if main_ends else "no completion after 6 s") in said
+
+
+def test_nothing_that_listens_is_given_up_in_time(main_process, tmp_path: Path) -> None:
+    done = ready("http://127.0.0.1:9", main_process, tmp_path / "r.json", seconds="1")
+    assert "no completion after 1 s: http://127.0.0.1:9" in done.stderr
+
+
+def nvidia_smi(directory: Path, text: str) -> str:
+    program = directory / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    program.chmod(0o755)
+    return f"{directory}:/usr/bin:/bin"
+
+
+LISTED = "GPU 0: NVIDIA H200 (UUID: GPU-aaaa)\nGPU 1: NVIDIA H200 (UUID: GPU-bbbb)"
+
+
+def test_no_gpus_are_waited_for_where_none_are_wanted() -> None:
+    assert step("devices", "1", ONPREM_VLLM_GPUS="", PATH="/nonexistent").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "said"),
+    [
+        ("0,2", LISTED, "without 2"),
+        ("GPU-cccc", LISTED, "without GPU-cccc"),
+        ("0,GPU-bbbb", LISTED, "nvidia-uvm is missing"),
+        ("0", "No devices were found", "No devices were found"),
+    ],
+)
+def test_gpus_that_do_not_come_are_told(tmp_path: Path, wanted: str, text: str, said: str) -> None:
+    """This machine has no GPU, so the program is a stand-in and the missing node is real."""
+    done = step("devices", "1", ONPREM_VLLM_GPUS=wanted, PATH=nvidia_smi(tmp_path, text))
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_a_driver_that_is_not_installed_is_told() -> None:
+    done = step("devices", "1", ONPREM_VLLM_GPUS="0", PATH="/nonexistent")
+    assert "nvidia-smi cannot be run" in done.stderr
+
+
+def test_words_it_does_not_know_are_a_usage_error() -> None:
+    assert step("nothing").returncode == 2
