@@ -125,19 +125,25 @@ class ActionModule(ActionBase):
         Raises:
             AnsibleActionFail: it cannot be made, or its file system is too small.
         """
-        base = self._remote_expand_user(self.get_shell_option("remote_tmp", default="~/.ansible/tmp"))
-        place = f"{base}/onprem-vllm-publish"
-        quoted = shlex.quote(place)
+        base = str(self.get_shell_option("remote_tmp", default="~/.ansible/tmp"))
+        # The shell expands it: Ansible would take ~ for root's, where the login user may not write.
+        home, rest = ('"$HOME"', base[1:]) if base.startswith("~/") else ("", base)
         answer = self._low_level_execute_command(
-            f"umask 077 && mkdir -p {quoted} && rm -f {quoted}/piece-* && df -Pk {quoted}", sudoable=False
+            f'umask 077 && place={home}{shlex.quote(rest + "/onprem-vllm-publish")} && mkdir -p "$place" '
+            '&& rm -f "$place"/piece-* && cd "$place" && pwd && df -Pk .',
+            sudoable=False,
         )
         if answer["rc"] != 0:
-            raise AnsibleActionFail(f"{place} cannot be made on the mirror: {answer['stderr'].strip()}")
+            raise AnsibleActionFail(
+                f"{base}/onprem-vllm-publish cannot be made on the mirror: {answer['stderr'].strip()}"
+            )
+        place = answer["stdout"].splitlines()[0]
         free = int(answer["stdout"].strip().splitlines()[-1].split()[3]) * 1024
         if free < needed:
             raise AnsibleActionFail(
                 f"{place} on the mirror has {readable_size(free)} free, and files pass through it: "
-                f"{readable_size(needed)} are needed. Free some space, or set ansible_remote_tmp to a larger file system."
+                f"{readable_size(needed)} are needed. Free some space, "
+                "or set ansible_remote_tmp to a larger file system."
             )
         return place
 
