@@ -612,6 +612,12 @@ class _Composition:
                     "is empty: no host could reach the mirror through its firewall",
                     "List the networks of the hosts that the mirror serves.",
                 )
+            if not self.value("wheel_mirror_bundle") and not self._is_wrong("wheel_mirror_bundle"):
+                self._wrong(
+                    "wheel_mirror_bundle",
+                    "is not set on a host of group mirror",
+                    "Name the bundle's directory on the control node, which playbooks/bundle.yml makes.",
+                )
             ports.append({"port": self._mirror_port(), "protocol": "tcp", "networks": networks, "for": "mirror"})
         return ports
 
@@ -682,7 +688,7 @@ class _Composition:
         }
 
     def _mirror_port(self) -> int:
-        return self.value("wheel_mirror_port") if "wheel_mirror_port" in known_variables() else 80
+        return self.value("wheel_mirror_port")
 
     def _cross_check(self, instances: Sequence[Mapping[str, Any]]) -> None:
         ports: dict[int, str] = {}

@@ -45,6 +45,12 @@ GPU: dict[str, Any] = {
 }
 
 
+MIRROR: dict[str, Any] = {
+    "wheel_mirror_bundle": "/srv/bundle",
+    "vllm_mirror_networks": ["10.77.0.0/24", "fd77::/64"],
+}
+
+
 def plan(base: dict[str, Any] = TINY, groups: tuple[str, ...] = ("vllm",), **changes: Any) -> dict[str, Any]:
     variables = {**copy.deepcopy(base), **changes}
     return compose_plan("glm1", groups, {name: value for name, value in variables.items() if value is not ...})
@@ -228,12 +234,17 @@ def test_a_serving_host_without_instances_keeps_its_roles() -> None:
 
 
 def test_the_mirror_host() -> None:
-    made = plan({"vllm_mirror_networks": ["10.77.0.0/24", "fd77::/64"]}, groups=("mirror",))
+    made = plan(MIRROR, groups=("mirror",))
     assert made["problems"] == []
     assert made["roles"] == ["preflight", "host_base", "nftables", "wheel_mirror"]
     assert made["firewall"]["ports"] == [
         {"port": 80, "protocol": "tcp", "networks": ["10.77.0.0/24", "fd77::/64"], "for": "mirror"}
     ]
+
+
+@pytest.mark.parametrize("missing", sorted(MIRROR))
+def test_a_mirror_host_needs_bundle_and_networks(missing: str) -> None:
+    assert [found["where"] for found in plan(MIRROR, ("mirror",), **{missing: ...})["problems"]] == [missing]
 
 
 def test_networks_are_merged_and_an_empty_list_closes_the_port() -> None:
