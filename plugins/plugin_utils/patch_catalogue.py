@@ -14,8 +14,10 @@ try:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.utils import canonicalize_name
     from packaging.version import InvalidVersion, Version
-except ImportError as missing:  # part of every ansible-core's requirements
-    raise ImportError("onprem.vllm needs the Python package packaging, which ansible-core brings") from missing
+except ImportError as error:  # part of every ansible-core's requirements
+    PACKAGING_MISSING: ImportError | None = error
+else:
+    PACKAGING_MISSING = None
 
 from ..module_utils.source_patch import PatchError, check_diff, check_path
 from .catalogue import COLLECTION, CatalogueError, read_yaml
@@ -36,6 +38,14 @@ _KEYS = {
     "entries": "a list of versions, before, after",
 }
 _OPTIONAL = ("needless", "edit", "diff")
+
+
+def _need_packaging() -> None:
+    if PACKAGING_MISSING is not None:
+        raise ImportError(
+            f"{PACKAGING_MISSING}. onprem.vllm needs the Python package packaging, which ansible-core brings: install "
+            "ansible-core anew in the environment that runs Ansible"
+        ) from PACKAGING_MISSING
 
 
 def problem(where: str, what: str, remedy: str) -> Problem:
@@ -146,6 +156,7 @@ def load_patches(extra: Mapping[str, Any] | None = None, shipped: Path = SHIPPED
     Raises:
         PatchCatalogueError: some are wrong; every problem is listed.
     """
+    _need_packaging()
     problems: list[Problem] = []
     found: dict[str, Patch] = {}
     sources: list[tuple[str, str, Any]] = []
@@ -184,6 +195,7 @@ def patches_for(
     Raises:
         PatchCatalogueError: a name is unknown, a patch is for none of these versions, or two change one file.
     """
+    _need_packaging()
     problems: list[Problem] = []
     apply: list[ChosenPatch] = []
     needless: list[Needless] = []
@@ -246,7 +258,7 @@ def _choose(patch: Patch, version: str, where: str) -> ChosenPatch | Needless | 
     if reasons:
         return Needless(patch.name, f"{this} does not need it: {reasons[0]}")
     known = ", ".join(str(entry.versions) for entry in patch.entries)
-    past = "".join(f"; not needed for {versions}" for versions, _ in patch.needless)
+    past = "".join(f"; not needed for {versions}" for versions, reason in patch.needless)
     return problem(
         where,
         f"patch {patch.name} does not know {this} (made for {known}{past})",

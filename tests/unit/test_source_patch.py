@@ -227,7 +227,7 @@ from pathlib import Path
 from ansible_collections.onprem.vllm.plugins.module_utils.source_patch import apply_patch
 place = Path(sys.argv[1])
 patch = json.loads(sys.argv[2])
-for number in range(60):
+for number in range(30):
     apply_patch(place, {**patch, "file": f"engine/m{number}.py"}, place.parent / "originals")
     print(number, flush=True)
 """
@@ -238,10 +238,10 @@ def test_killed_anywhere_a_file_is_old_or_new_and_the_next_run_finishes(tmp_path
     seed = random.randrange(1 << 32)
     chosen = random.Random(seed)
     states = set()
-    for _ in range(5):
+    for _attempt in range(5):
         shutil.rmtree(tmp_path, ignore_errors=True)
         (place / "engine" / "__pycache__").mkdir(parents=True)
-        for number in range(60):
+        for number in range(30):
             (place / f"engine/m{number}.py").write_bytes(BEFORE)
             (place / f"engine/__pycache__/m{number}.cpython-312.pyc").write_bytes(b"old")
         child = subprocess.Popen(
@@ -250,12 +250,12 @@ def test_killed_anywhere_a_file_is_old_or_new_and_the_next_run_finishes(tmp_path
             stdout=subprocess.PIPE,
         )
         assert child.stdout is not None
-        for _ in range(chosen.randint(1, 20)):
+        for _line in range(chosen.randint(1, 10)):
             child.stdout.readline()
         child.send_signal(signal.SIGKILL)
         child.wait()
         child.stdout.close()
-        for number in range(60):
+        for number in range(30):
             content = (place / f"engine/m{number}.py").read_bytes()
             states.add(content)
             assert content in {BEFORE, AFTER}, f"seed {seed}"
@@ -334,11 +334,11 @@ def files(draw: st.DrawFn) -> bytes:
     return (text + draw(st.sampled_from(["", "", "end", "a"]))).encode()
 
 
-def make_diff(old: bytes, new: bytes, context: int, *options: str) -> str:
+def make_diff(first: bytes, second: bytes, context: int, *options: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         one, other = Path(folder, "old"), Path(folder, "new")
-        one.write_bytes(old)
-        other.write_bytes(new)
+        one.write_bytes(first)
+        other.write_bytes(second)
         done = subprocess.run(
             ["diff", "--text", f"-U{context}", *options, str(one), str(other)], capture_output=True, check=False
         )
@@ -371,7 +371,8 @@ def test_a_diff_gives_another_file_what_patch_would_or_refuses(old, new, other, 
     except PatchError:
         return
     # It fitted: then the change made here, taken back, gives the file again, and it is the change of the diff.
-    assert apply_diff(result, make_diff(new, old, context)) == other
+    backwards = make_diff(new, old, context)
+    assert apply_diff(result, backwards) == other
 
 
 @settings(deadline=None, max_examples=50)
