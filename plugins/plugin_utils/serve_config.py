@@ -136,7 +136,7 @@ def _lines(flag: str, value: Any) -> dict[str, Any]:
     if isinstance(value, bool):
         return _switch(flag, value)
     if isinstance(value, str | int | float):
-        _check_text(flag, value)
+        _check_word(flag, value)
         if not str(value).startswith("-"):
             return {flag: value}
         if flag == "model":
@@ -174,7 +174,7 @@ def _list(flag: str, items: list[Any]) -> dict[str, Any]:
             raise ServeArgumentRefused(
                 f"{flag}: an item of type {type(item).__name__} has no form on a command line; put it in quotes."
             )
-        _check_text(flag, item)
+        _check_word(flag, item)
         words.append(item)
     if flag in REPEATED:
         if len(set(words)) < len(words):
@@ -205,6 +205,13 @@ def _check_json(flag: str, value: Any) -> None:
         _check_text(flag, value)
     elif value is not None and not isinstance(value, bool | int | float):
         raise ServeArgumentRefused(f"{flag}: {value!r} ({type(value).__name__}) has no form in JSON; put it in quotes.")
+
+
+def _check_word(flag: str, value: str | float) -> None:
+    _check_text(flag, value)
+    if value == "--":
+        # Python's argparse drops it, also in --flag=--.
+        raise ServeArgumentRefused(f"{flag}: the value -- is an end mark on a command line and has no form there.")
 
 
 def _check_text(flag: str, value: str | float) -> None:

@@ -61,18 +61,33 @@ def parser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parser]:
     started.process.wait(30)
 
 
-# Every character a command line carries; vLLM reads "" and "None" as no value, so they are not among the texts.
+# Every character a command line carries; vLLM reads "" and "None" as no value, and -- is refused.
 TEXTS = st.one_of(
     st.sampled_from(
         [
-            *["-", "--", "-1", "-x", "--port=1", "-O3", "-a.b", "--a.b c", "a=b", "yes", "null", "1e3", "0x1F", "256K"],
+            *[
+                "-",
+                "---",
+                "-1",
+                "-x",
+                "--port=1",
+                "-O3",
+                "-a.b",
+                "--a.b c",
+                "a=b",
+                "yes",
+                "null",
+                "1e3",
+                "0x1F",
+                "256K",
+            ],
             *["2024-01-01", "'", '"', "a: b", "a #b", "$HOME %n %%", "{{ x }}", "{a: 1}", " padded ", "line\nline"],
             *["\t", "\\", "!!python/object:x", "&a", "*a", "- a", "|", ">", "~", "\u2028", "\x85", "\ufeff"],
             *["\U0001f642 ü", "--help=model", "--config", "k" * 1500, "=", "<<", "\U000e0001", "12:30:45", "0o7", "_1"],
         ]
     ),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40),
-).filter(lambda text: text != "None")
+).filter(lambda text: text not in ("None", "--"))
 PLAIN_TEXTS = TEXTS.filter(lambda text: not text.startswith("-"))
 NUMBERS = st.one_of(st.integers(-(2**63), 2**63), st.floats(allow_nan=False, allow_infinity=False))
 JSON = st.recursive(
@@ -200,6 +215,8 @@ def test_the_parser_of_the_test_sees_what_a_plain_file_loses(parser: Parser) -> 
         ({"served-model-name": ["a", "-b"]}, "starts with a dash"),
         ({"served-model-name": ["a", None]}, "NoneType"),
         ({"middleware": ["a", "a"]}, "twice"),
+        ({"middleware": ["--"]}, "end mark"),
+        ({"tokenizer": "--"}, "end mark"),
         ({"tokenizer": "a\0b"}, "U+0000"),
         ({"hf-overrides": {"a": {1: 2}}}, "becomes text"),
         ({"hf-overrides": {"a": [b"x"]}}, "no form in JSON"),

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from module_utils.instance import Host, InstancesFailed, Limits, bring_about  # noqa: E402
+from module_utils.instance import Host, InstancesFailed, Limits, bring_about
 
 asked = json.load(sys.stdin)
 effects = 0

@@ -23,7 +23,7 @@ def test_the_reference_directives_hold(host):
     wanted = {
         "Restart": "on-failure",
         "RestartUSec": "1s",
-        "TimeoutStartUSec": "20s",
+        "TimeoutStartUSec": "1min",
         "TimeoutStopUSec": "8s",
         "KillSignal": "2",
         "KillMode": "mixed",
@@ -58,7 +58,7 @@ def test_readiness_was_recorded_by_root(host):
     record = host.file("/var/lib/vllm/two.b/readiness.json")
     found = json.loads(record.content_string)
     assert (found["model"], found["generation"], record.user) == ("tiny-b", "1", "root")
-    assert 0 < found["seconds"] < 20
+    assert 0 < found["seconds"] < 60
 
 
 SANDBOXED = """
