@@ -305,7 +305,6 @@ def install(build: Build) -> None:
     """Every wheel of the lock, from the mirror or the cache, and nothing else."""
     build.uv.install(build.directory, build.requirements)
     build.unmet = build.uv.unmet(build.directory)
-    (build.directory / ".lock").unlink(missing_ok=True)  # uv's, 0666, of use only to uv
     build.read_records()
     locked = locked_packages(build.lock)
     installed = {record.name: record.version for record in build.records}
@@ -335,7 +334,6 @@ def check_against_record(build: Build) -> None:
         for path in build.hashes.keys() - build.expected.expected.keys() - build.from_venv:
             (build.directory / path).unlink()  # comes back where the wheel itself has it
         build.uv.unpack_again(build.directory, build.requirements, packages)
-        (build.directory / ".lock").unlink(missing_ok=True)
         build.read_records()
         settle_overlaps(build)
         still = _differences(build)
@@ -412,7 +410,7 @@ def _verified_elsewhere(build: Build, present: set[str]) -> dict[str, str]:
     for root, manifest in build.siblings:
         for path, entry in manifest.entries():
             if path in present and path not in known and _is_same_file(build.directory / path, root / path, entry):
-                known[path] = entry[0]
+                known[path] = entry.sha256
     return known
 
 
@@ -424,7 +422,7 @@ def _is_same_file(one: Path, other: Path, entry: Entry) -> bool:
     return (
         here.st_ino == there.st_ino
         and here.st_dev == there.st_dev
-        and (here.st_size, here.st_mtime_ns) == (entry[1], entry[2])
+        and (here.st_size, here.st_mtime_ns) == (entry.size, entry.mtime_ns)
     )
 
 
@@ -461,16 +459,15 @@ def add_bytecode(build: Build) -> None:
 def _linked_bytecode(build: Build, source: str, compiled: str) -> str | None:
     for root, manifest in build.siblings:
         theirs, entry = manifest.entry(source), manifest.entry(compiled)
-        if theirs is None or entry is None or theirs[0] != build.hashes[source]:
+        if theirs is None or entry is None or theirs.sha256 != build.hashes[source]:
             continue
         found = os.lstat(root / compiled)
-        whole = [found.st_size, found.st_mtime_ns, found.st_mode & 0o7777] == entry[1:]
+        whole = (found.st_size, found.st_mtime_ns, found.st_mode & 0o7777) == entry[:3]
         if whole and (found.st_uid, found.st_gid) == manifest.owner:
             target = build.directory / compiled
             target.parent.mkdir(exist_ok=True)
             os.link(root / compiled, target)
-            digest: str = entry[0]
-            return digest
+            return entry.sha256
     return None
 
 

@@ -11,19 +11,32 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from .atomic import write_file
 from .record import hash_files
 
 FORMAT = 1
 NAME = "manifest.json"
 
-Entry = list[Any]  # [sha256, size, mtime_ns, mode]; a list because JSON has no tuple
-Folder = tuple[int, dict[str, Entry]]
+Folder = tuple[int, dict[str, str]]  # mode, and per file "<size> <mtime in ns> <mode> <sha256>"
+
+
+class Entry(NamedTuple):
+    """One regular file of a tree."""
+
+    size: int  # bytes
+    mtime_ns: int
+    mode: int
+    sha256: str
+
+    @classmethod
+    def read(cls, text: str) -> Entry:
+        """Out of the manifest's short form, which is compared as a text: reading it for each file takes longer."""
+        size, mtime_ns, mode, sha256 = text.split(" ")
+        return cls(int(size), int(mtime_ns), int(mode, 8), sha256)
 
 
 class ManifestError(RuntimeError):
@@ -42,19 +55,20 @@ class Manifest:
     def entries(self) -> Iterator[tuple[str, Entry]]:
         """Path and entry of each regular file."""
         for folder, (_, files) in self.folders.items():
-            for name, entry in files.items():
-                yield (f"{folder}/{name}" if folder else name), entry
+            for name, text in files.items():
+                yield (f"{folder}/{name}" if folder else name), Entry.read(text)
 
     def entry(self, path: str) -> Entry | None:
         """The entry of one regular file, None where the tree has none of that path."""
         folder, _, name = path.rpartition("/")
         found = self.folders.get(folder)
-        return found[1].get(name) if found else None
+        text = found[1].get(name) if found else None
+        return Entry.read(text) if text else None
 
     @property
     def size(self) -> int:
         """Bytes of all regular files; those shared with another release by hard links count as well."""
-        return sum(entry[1] for _, entry in self.entries())
+        return sum(entry.size for _, entry in self.entries())
 
     def write(self, root: Path) -> None:
         """Put the manifest into the tree: the last step that makes it whole.
@@ -69,7 +83,11 @@ class Manifest:
             "links": self.links,
             "folders": self.folders,
         }
-        write_file(root / NAME, json.dumps(document, separators=(",", ":")).encode() + b"\n", mode=0o444)
+        # Not flushed here: that waits for gigabytes of the tree to reach the disk, measured 9.5 s. A manifest or a file
+        # that a power cut swallowed is found by the next comparison.
+        with (root / NAME).open("xb") as stream:
+            os.fchmod(stream.fileno(), 0o444)
+            stream.write(json.dumps(document, separators=(",", ":")).encode() + b"\n")
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -120,12 +138,7 @@ def take_manifest(root: Path, hashes: Mapping[str, str], about: dict[str, Any]) 
             if path not in hashes:
                 raise ManifestError(f"{path} appeared while the tree was built")
             found = entry.stat(follow_symlinks=False)
-            folders[folder][1][entry.name] = [
-                hashes[path],
-                found.st_size,
-                found.st_mtime_ns,
-                stat.S_IMODE(found.st_mode),
-            ]
+            folders[folder][1][entry.name] = f"{_state(found)} {hashes[path]}"
         else:
             raise ManifestError(f"{path} is neither file, folder nor link")
     return Manifest(about, (info.st_uid, info.st_gid), folders, links)
@@ -149,56 +162,104 @@ def walk(root: Path) -> Iterator[tuple[str, str, os.DirEntry[str] | None]]:
 
 def compare_by_stat(root: Path, manifest: Manifest) -> list[str]:
     """What differs from the manifest by size, time, mode, owner or presence; nothing is read. Empty when whole."""
+    folders = list(manifest.folders)
+    wrong = _in_processes(lambda share, of: _compare_folders(root, manifest, folders[share::of]), len(folders) // 500)
+    wrong.extend(f"{path}: missing" for path in manifest.links if not os.path.lexists(root / path))
+    return sorted(wrong)
+
+
+def _compare_folders(root: Path, manifest: Manifest, folders: Sequence[str]) -> list[str]:
     wrong: list[str] = []
-    owner = manifest.owner
-    base = os.fspath(root)
-    links = dict(manifest.links)
-    folders = dict(manifest.folders)
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        mode, files = folders.pop(folder, (None, {}))
-        place, prefix = (f"{base}/{folder}", f"{folder}/") if folder else (base, "")
-        if mode is None:
-            wrong.append(f"{prefix}: not in the manifest")
-        elif (found := os.stat(place)) and (stat.S_IMODE(found.st_mode) != mode or _owner(found) != owner):
-            wrong.append(f"{prefix or './'}: {_permissions(found)}, not {_wanted(mode, owner)}")
-        seen = set()
-        with os.scandir(place) as entries:
-            for entry in entries:
-                name = entry.name
-                known = files.get(name)
-                if known is not None:
+    uid, gid = manifest.owner
+    for folder in folders:
+        mode, files = manifest.folders[folder]
+        prefix = f"{folder}/" if folder else ""
+        try:
+            # Through a descriptor: the kernel then finds 50,000 files by their names alone, in two thirds of the time.
+            descriptor = os.open(root / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            wrong.append(f"{prefix or './'}: missing")
+            continue
+        try:
+            found = os.fstat(descriptor)
+            if stat.S_IMODE(found.st_mode) != mode or found.st_uid != uid or found.st_gid != gid:
+                wrong.append(f"{prefix or './'}: {_permissions(found)}, not {_wanted(mode, manifest.owner)}")
+            seen = set()
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    name = entry.name
+                    known = files.get(name)
+                    if known is None:
+                        if fault := _unlisted(manifest, prefix + name, entry, descriptor):
+                            wrong.append(f"{prefix}{name}{fault}")
+                        continue
                     seen.add(name)
                     found = entry.stat(follow_symlinks=False)
-                    if (
-                        found.st_size != known[1]
-                        or found.st_mtime_ns != known[2]
-                        or found.st_mode != stat.S_IFREG | known[3]
-                        or _owner(found) != owner
-                    ):
-                        wrong.append(f"{prefix}{name}: {_difference(found, known, owner)}")
-                elif entry.is_symlink():
-                    target = links.pop(prefix + name, None)
-                    if target is None:
-                        wrong.append(f"{prefix}{name}: not in the manifest")
-                    elif os.readlink(entry.path) != target:
-                        wrong.append(f"{prefix}{name}: a link to {os.readlink(entry.path)}, not to {target}")
-                elif entry.is_dir(follow_symlinks=False):
-                    waiting.append(prefix + name)
-                elif prefix + name != NAME:
-                    wrong.append(f"{prefix}{name}: not in the manifest")
-        if len(seen) != len(files):
-            wrong.extend(f"{prefix}{name}: missing" for name in files if name not in seen)
-    wrong.extend(f"{folder}/: missing" for folder in folders)
-    wrong.extend(f"{path}: missing" for path in links)
-    return sorted(wrong)
+                    if not known.startswith(f"{_state(found)} ") or found.st_uid != uid or found.st_gid != gid:
+                        wrong.append(f"{prefix}{name}: {_difference(found, Entry.read(known), manifest.owner)}")
+            if len(seen) != len(files):
+                wrong.extend(f"{prefix}{name}: missing" for name in files if name not in seen)
+        finally:
+            os.close(descriptor)
+    return wrong
+
+
+def _unlisted(manifest: Manifest, path: str, entry: os.DirEntry[str], folder: int) -> str | None:
+    """What is wrong with something that is no listed file: nothing, if it is a listed folder or link."""
+    if entry.is_symlink():
+        target = manifest.links.get(path)
+        actual = os.readlink(entry.name, dir_fd=folder)
+        if target is None:
+            return ": not in the manifest"
+        return None if actual == target else f": a link to {actual}, not to {target}"
+    if entry.is_dir(follow_symlinks=False):
+        return None if path in manifest.folders else "/: not in the manifest"
+    return None if path == NAME else ": not in the manifest"
+
+
+def _in_processes(work: Callable[[int, int], list[str]], most: int) -> list[str]:
+    """``work(share, of)`` for every share at once, in forked processes; their lines.
+
+    Threads would take turns: most of the time goes into Python's own work for each file.
+
+    Raises:
+        ManifestError: a process died.
+    """
+    count = max(1, min(most, os.cpu_count() or 1, 8))
+    readers: list[tuple[int, int]] = []
+    for share in range(1, count):
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.close(reader)
+                with os.fdopen(writer, "wb") as out:
+                    out.write(json.dumps(work(share, count)).encode())
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writer)
+        readers.append((pid, reader))
+    lines: list[str] = []
+    failed = False
+    try:
+        lines.extend(work(0, count))
+    finally:
+        for pid, reader in readers:
+            with os.fdopen(reader, "rb") as answer:
+                text = answer.read()
+            failed |= os.waitpid(pid, 0)[1] != 0
+            lines.extend(json.loads(text) if text and not failed else [])
+    if failed:
+        raise ManifestError("a process that compared files with the manifest died")
+    return lines
 
 
 def compare_by_hash(root: Path, manifest: Manifest) -> list[str]:
     """What differs from the manifest when every file is read as well."""
     wrong = compare_by_stat(root, manifest)
-    entries = {path: entry[0] for path, entry in manifest.entries() if (root / path).is_file()}
+    entries = {path: entry.sha256 for path, entry in manifest.entries() if (root / path).is_file()}
     wrong.extend(
         f"{path}: sha256 is {found['sha256']}, not {entries[path]}"
         for path, found in hash_files(root, list(entries))
@@ -207,18 +268,19 @@ def compare_by_hash(root: Path, manifest: Manifest) -> list[str]:
     return sorted(wrong)
 
 
+def _state(found: os.stat_result) -> str:
+    # A file that became something else has another mode: the kind is part of st_mode, and S_IFREG is taken off here.
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_mode ^ stat.S_IFREG:o}"
+
+
 def _difference(found: os.stat_result, known: Entry, owner: tuple[int, int]) -> str:
     if not stat.S_ISREG(found.st_mode):
         return "not a file any more"
-    if found.st_size != known[1]:
-        return f"{found.st_size} bytes, not {known[1]}"
-    if found.st_mtime_ns != known[2]:
+    if found.st_size != known.size:
+        return f"{found.st_size} bytes, not {known.size}"
+    if found.st_mtime_ns != known.mtime_ns:
         return "written to since it was installed"
-    return f"{_permissions(found)}, not {_wanted(known[3], owner)}"
-
-
-def _owner(found: os.stat_result) -> tuple[int, int]:
-    return found.st_uid, found.st_gid
+    return f"{_permissions(found)}, not {_wanted(known.mode, owner)}"
 
 
 def _permissions(found: os.stat_result) -> str:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .atomic import sync_directory
 from .download import DownloadError, download
 from .record import hash_files, normalise
 from .release_bytecode import compile_bytecode
@@ -31,7 +30,7 @@ from .release_manifest import (
     take_manifest,
     walk,
 )
-from .venv_process import LIBC, DiskFull, VenvError, clean_environment, run
+from .venv_process import LIBC, DiskFull, VenvError, clean_environment, flush_behind, run
 
 # Modules that Debian and Ubuntu leave out of pythonX.Y-minimal and that vLLM's closure imports.
 _STDLIB = ("asyncio", "bz2", "ctypes", "lzma", "multiprocessing", "sqlite3", "ssl", "sysconfig", "zlib")
@@ -246,7 +245,7 @@ def put_in_place(building: Path, directory: Path) -> None:
         remove_tree(building)
     else:
         os.rename(building, directory)
-    sync_directory(directory.parent)
+    flush_behind(directory)
 
 
 def exchange(one: Path, other: Path) -> None:
@@ -328,6 +327,7 @@ class Uv:
         words: list[str | os.PathLike[str]] = ["--python", venv / "bin" / "python", "--require-hashes", "--no-deps"]
         words += ["--no-build", "--default-index", f"{self.mirror_url}/simple/", "--requirements", requirements]
         self._run("pip", "install", *words)
+        (venv / ".lock").unlink(missing_ok=True)  # uv's, 0666, of use only while uv runs
 
     def unpack_again(self, venv: Path, requirements: Path, packages: Sequence[str]) -> None:
         """Write packages anew, over what other wheels left in their paths.

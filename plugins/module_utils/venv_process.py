@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -61,3 +62,14 @@ def run(command: Sequence[str | os.PathLike[str]], environment: Mapping[str, str
     if done.returncode != 0:
         raise VenvError(said or f"{command[0]} ended with status {done.returncode}")
     return done.stdout.decode(errors="replace")
+
+
+def flush_behind(directory: Path) -> None:
+    """Let the kernel write the file system of ``directory`` out, without waiting for it.
+
+    A release is gigabytes; until they are on the disk a power cut can take parts of it, which the comparison with the
+    manifest finds. Waiting would double the time of an install.
+    """
+    null = [(os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in (0, 1, 2)]
+    with contextlib.suppress(OSError):  # no sync program: the kernel writes it out within half a minute
+        os.posix_spawnp("sync", ["sync", "--file-system", os.fspath(directory)], clean_environment(), file_actions=null)

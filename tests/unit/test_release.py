@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -530,7 +531,9 @@ def test_a_run_killed_in_any_step_is_repaired_by_the_next(world: World, step: st
     apply(world.site, [world.release("next")])
     before = everything(world.path("next"))
     ready = tmp_path / "reached"
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the mirror's thread: the child does not need it
+        pid = os.fork()
     if pid == 0:
         try:
             steps = []
