@@ -10,16 +10,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import testinfra
 
-LAB = Path(__file__).resolve().parents[1] / "tests" / "lab" / "lab.py"
-OWN_TESTS = Path(os.environ["MOLECULE_VERIFIER_TEST_DIRECTORY"])
+CHECKOUT = Path(__file__).resolve().parents[1]
+SCENARIO = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
 passed: list[str] = []
 
 
 def lab(*arguments: str) -> str:
     """The output of a command of lab.py for the scenario's lab."""
-    command = [sys.executable, str(LAB), "--lab", os.environ["LAB"], *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    command = [sys.executable, str(CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        pytest.fail(f"{' '.join(command)}\nended with {done.returncode}\n{done.stdout}{done.stderr}", pytrace=False)
+    return done.stdout
 
 
 @pytest.fixture(name="lab")
@@ -27,8 +31,15 @@ def lab_fixture():
     return lab
 
 
+@pytest.fixture
+def at(request):
+    """One host by name, where a test is not for every host: ``at("glm1").check_output("true")``, as root."""
+    inventory = request.config.getoption("--ansible-inventory")
+    return lambda name: testinfra.get_host(f"ansible://{name}", ansible_inventory=inventory, sudo=True)
+
+
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    if call.when == "call" and call.excinfo is None and OWN_TESTS in item.path.parents:
+    if call.when == "call" and call.excinfo is None and SCENARIO in item.path.parents:
         passed.append(item.nodeid)
 
 
@@ -39,7 +50,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
     if not passed:
-        terminalreporter.write_line(f"No test of {OWN_TESTS} passed: this verify proved nothing.", red=True)
+        terminalreporter.write_line(f"No test of {SCENARIO} passed: this verify proved nothing.", red=True)
     if exitstatus != 0:
         terminalreporter.section("journal of failed units")
         terminalreporter.write(lab("failures"))

@@ -1,0 +1,50 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What a site survives by itself: a reboot, a killed process, a mirror that lost power. Then nothing is left to do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import site_under_test as site
+
+
+def test_a_reboot_and_a_kill_are_made_good_without_a_rollout(lab, at):
+    """One host reboots while vLLM is killed on the other; both answer again by themselves."""
+    before = site.process("l40s1", lab)
+    lab("exec", "l40s1", "kill", "-KILL", before["MainPID"])
+    lab("reboot", "glm1")
+    lab("reboot", "mirror1", "--kill")
+    for name in site.INSTANCES:
+        site.wait(f"vLLM on {name}", lambda name=name: site.process(name, lab)["ActiveState"] == "active")
+    after = site.process("l40s1", lab)
+    assert after["MainPID"] != before["MainPID"]
+    assert int(after["NRestarts"]) > int(before["NRestarts"])
+    site.ask_every_group(lab)
+    at("glm1").check_output("curl --silent --fail --output /dev/null http://mirror1/manifest.json")
+    assert at("glm1").check_output("nft list table inet vllm")
+
+
+def test_a_rollout_after_that_has_nothing_to_do_and_restarts_nothing(lab):
+    before = {name: site.process(name, lab)["MainPID"] for name in site.INSTANCES}
+    done = site.site()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert site.changed(done.stdout) == 0, done.stdout
+    assert {name: site.process(name, lab)["MainPID"] for name in site.INSTANCES} == before
+
+
+def test_a_wrong_inventory_changes_nothing_and_names_every_mistake(lab):
+    """Two mistakes at once: both are named, before any host is asked."""
+    wrong = (
+        '{"vllm_instances": {"a b": {"profile": "tiny-cpu", "port": 8000}, "b": {"profile": "no-such", "port": 70000}}}'
+    )
+    before = {name: site.process(name, lab)["MainPID"] for name in site.INSTANCES}
+    done = site.site("-e", wrong)
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    for mistake in ["a b", "no-such", "70000"]:
+        assert mistake in said
+    assert site.changed(done.stdout) == 0
+    assert {name: site.process(name, lab)["MainPID"] for name in site.INSTANCES} == before

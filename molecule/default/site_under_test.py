@@ -1,0 +1,71 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What the tests of the whole site share: which instances there are, asking them, and rolling out again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LAB_DIRECTORY = CHECKOUT / ".cache" / "lab" / os.environ["LAB"]
+INVENTORIES = ["-i", str(CHECKOUT / "inventory/lab"), "-i", str(LAB_DIRECTORY / "inventory.yml")]
+INSTANCES = {"glm1": "glm", "l40s1": "gemma"}
+PORT = 8000
+START_SECONDS = 400  # vLLM's start, with room for two cores that do other things as well
+
+Lab = Callable[..., str]
+
+
+def ask_every_group(lab: Lab) -> str:
+    """One completion from each group, asked from outside the hosts; fails where one does not answer."""
+    listing = subprocess.run(
+        ["ansible-inventory", *INVENTORIES, "--list"], check=True, capture_output=True, text=True, cwd=CHECKOUT
+    )
+    (LAB_DIRECTORY / "inventory.json").write_text(listing.stdout)
+    return lab("run", sys.executable, str(CHECKOUT / "tests/lab/ask.py"), str(LAB_DIRECTORY / "inventory.json"))
+
+
+def site(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A rollout of site.yml, as a person runs it."""
+    command = ["ansible-playbook", *INVENTORIES, "site.yml", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT)
+
+
+def changed(output: str) -> int:
+    """The number of changes over all hosts, from a play recap."""
+    counts = re.findall(r"changed=(\d+)", output.rsplit("PLAY RECAP", maxsplit=1)[-1])
+    assert len(counts) >= len(INSTANCES), output
+    return sum(map(int, counts))
+
+
+def wait(what: str, done: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+        time.sleep(1)
+
+
+def process(host: str, lab: Lab) -> dict[str, str]:
+    """The unit's state on a host: MainPID, NRestarts, ActiveState and so on."""
+    shown = lab(
+        "exec",
+        host,
+        "systemctl",
+        "show",
+        f"vllm-{INSTANCES[host]}.service",
+        "--property=MainPID,NRestarts,ActiveState,SubState,User",
+    )
+    return dict(line.split("=", 1) for line in shown.splitlines())
+
+
+def manifest() -> dict[str, dict[str, dict[str, object]]]:
+    """The manifest of the bundle that the mirror shall serve."""
+    read: dict[str, dict[str, dict[str, object]]] = json.loads((CHECKOUT / ".cache/bundle/manifest.json").read_text())
+    return read
