@@ -64,7 +64,10 @@ def serve_config(arguments: Any) -> str:
         seen.add(positive)
         if value is not None:
             lines.update(_lines(flag, value))
-    return "".join(f"{_key(key)}: {_yaml(lines[key])}\n" for key in sorted(lines))
+    # By flag alone: the items of a repeated flag keep their order.
+    return "".join(
+        f"{_key(key)}: {_yaml(lines[key])}\n" for key in sorted(lines, key=lambda key: key.partition("=")[0])
+    )
 
 
 # Words that YAML 1.1 reads as text, whatever stands around them.

@@ -57,8 +57,8 @@ class Parser:
 def parser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parser]:
     started = Parser(tmp_path_factory.mktemp("serve"))
     yield started
-    started.process.stdin.close()
-    started.process.wait(30)
+    started.process.kill()
+    started.process.wait()
 
 
 # Every character a command line carries; vLLM reads "" and "None" as no value, and -- is refused.
