@@ -33,7 +33,9 @@ def run(tier: str) -> bool:
     print(f"{seconds:5.0f} s {'passed' if status == 0 else 'FAILED'}   {tier}{tests}", flush=True)
     if status != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        print("\n".join(f"    | {line}" for line in lines[-LINES_SHOWN:]), f"    (all of it: {log})", sep="\n", flush=True)
+        print(
+            "\n".join(f"    | {line}" for line in lines[-LINES_SHOWN:]), f"    (all of it: {log})", sep="\n", flush=True
+        )
     return status == 0
 
 
