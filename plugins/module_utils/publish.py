@@ -168,7 +168,8 @@ class Mirror:
             raise PublishError(
                 f"{readable_size(needed)} of the bundle are not on the mirror yet, and {place} has "
                 f"{readable_size(free)} free, of which {readable_size(SPARE_BYTES)} must stay. "
-                f"Free {readable_size(needed + SPARE_BYTES - free)} there, lower wheel_mirror_keep, or set wheel_mirror_root to a larger file system."
+                f"Free {readable_size(needed + SPARE_BYTES - free)} there, lower wheel_mirror_keep, "
+                "or set wheel_mirror_root to a larger file system."
             )
 
     def absorb(self, name: str, piece: Path, segments: Sequence[Segment]) -> None:
@@ -330,7 +331,7 @@ class Mirror:
 def wrong_files(place: Path, manifest: BundleManifest, paths: Sequence[str]) -> list[str]:
     """Those of ``paths`` below ``place`` that are no regular file with the manifest's size and sha256; all are read."""
 
-    def iswrong_files(path: str) -> bool:
+    def is_wrong(path: str) -> bool:
         try:
             status = (place / path).lstat()
             return (

@@ -669,6 +669,11 @@ def _finish(request: BundleRequest, result: BundleResult, shelf: _Shelf, wheels:
     root = request.path
     wanted = {f"wheels/{name}" for name in wheels}
     indexed = []
+    if broken := [path for path in sorted(wanted) if "metadata_sha256" not in shelf.files[path]]:
+        raise BundleError(
+            f"{', '.join(broken)}: the locked file, but no wheel that can be installed (no zip, or without METADATA). "
+            "Lock another version."
+        )
     for path in sorted(wanted):
         entry = shelf.files[path]
         side = f"{path}.metadata"

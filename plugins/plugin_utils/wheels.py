@@ -36,7 +36,7 @@ def target_tags(python: str, machine: str, glibc: tuple[int, int]) -> dict[str, 
     for minor, alias in legacy.items():
         if minor <= glibc[1] and (machine == "x86_64" or alias == "manylinux2014"):
             platforms.insert(platforms.index(f"manylinux_2_{minor}_{machine}") + 1, f"{alias}_{machine}")
-    platforms.append(f"linux_{machine}")
+    platforms.insert(0, f"linux_{machine}")
     abi = f"cp{version[0]}{version[1]}"
     ranked: dict[str, int] = {}
     for tag in (
