@@ -2,7 +2,8 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """A small real bundle for the tests of releases: wheels of a few files, an index, locks and the real uv, on disk.
 
-Run as a program it writes the bundle of molecule/uv_venv: ``python tests/release_bundle.py <directory>``.
+Run as a program it writes the bundle of molecule/uv_venv, and beside it the plan's slice as JSON:
+``python tests/release_bundle.py <directory>``.
 """
 
 from __future__ import annotations
@@ -156,4 +157,6 @@ if __name__ == "__main__":
     found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
     if found is None:
         sys.exit("uv is not installed here: pip install -r tests/requirements.txt")
-    print(json.dumps(small_bundle(Path(sys.argv[1]), Path(found))))
+    target = Path(sys.argv[1])
+    shutil.rmtree(target, ignore_errors=True)
+    target.with_suffix(".json").write_text(json.dumps(small_bundle(target, Path(found))))
