@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import py_compile
-import random
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.source_patch import (
     check_diff,
     expected_hashes,
 )
+from ansible_collections.onprem.vllm.tests.release_bundle import make_wheel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +77,26 @@ def test_the_sibling_release_and_the_cache_keep_their_file(site_packages, tmp_pa
         assert other.read_bytes() == BEFORE
         assert other.stat().st_ino == inode
         assert other.stat().st_nlink == 2
+
+
+def test_what_uv_installs_afterwards_is_the_wheels_file(tmp_path):
+    """With uv itself: the release that is patched, one installed before, and one installed from the cache after."""
+    (tmp_path / "wheels").mkdir()
+    make_wheel(tmp_path / "wheels", "engine", "1.0", {FILE: BEFORE})
+
+    def install(release: str) -> Path:
+        target = tmp_path / release
+        uv = [sys.executable, "-m", "uv", "--no-config", "--cache-dir", str(tmp_path / "cache"), "pip", "install"]
+        options = ["--offline", "--no-index", "--find-links", str(tmp_path / "wheels"), "--link-mode", "hardlink"]
+        subprocess.run([*uv, *options, "--target", str(target), "engine==1.0"], check=True, capture_output=True)
+        return target
+
+    sibling, patched_one = install("sibling"), install("patched")
+    assert (sibling / FILE).samefile(patched_one / FILE), "nothing shared: this test would prove nothing"
+    assert apply_patch(patched_one, PATCH, tmp_path / "originals") == "applied"
+    assert (patched_one / FILE).read_bytes() == AFTER
+    assert (sibling / FILE).read_bytes() == BEFORE
+    assert (install("later") / FILE).read_bytes() == BEFORE
 
 
 def test_the_original_is_kept_and_is_no_link_to_the_shared_file(site_packages):
@@ -221,50 +241,49 @@ def test_a_disk_that_is_full_leaves_the_file_and_no_remains(site_packages):
     assert apply_patch(site_packages, PATCH, originals(site_packages)) == "applied"
 
 
-KILLED = """
-import json, sys
-from pathlib import Path
-from ansible_collections.onprem.vllm.plugins.module_utils.source_patch import apply_patch
-place = Path(sys.argv[1])
-patch = json.loads(sys.argv[2])
-for number in range(30):
-    apply_patch(place, {**patch, "file": f"engine/m{number}.py"}, place.parent / "originals")
-    print(number, flush=True)
-"""
+def killed_at(step: int, site_packages: Path) -> bool:
+    """Apply in a child that is killed before its ``step``-th operation on files; False where it came to its end."""
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def count(event: str, _arguments: tuple[object, ...]) -> None:
+            nonlocal seen
+            seen += event == "open" or event.startswith("os.")
+            if seen == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(count)
+            apply_patch(site_packages, PATCH, originals(site_packages))
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def test_killed_anywhere_a_file_is_old_or_new_and_the_next_run_finishes(tmp_path):
-    place = tmp_path / "site-packages"
-    seed = random.randrange(1 << 32)
-    chosen = random.Random(seed)
-    states = set()
-    for _attempt in range(5):
-        shutil.rmtree(tmp_path, ignore_errors=True)
-        (place / "engine" / "__pycache__").mkdir(parents=True)
-        for number in range(30):
-            (place / f"engine/m{number}.py").write_bytes(BEFORE)
-            (place / f"engine/__pycache__/m{number}.cpython-312.pyc").write_bytes(b"old")
-        child = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(place), json.dumps(PATCH)],
-            env={**os.environ, "PYTHONPATH": str(ROOT / ".collections")},
-            stdout=subprocess.PIPE,
-        )
-        assert child.stdout is not None
-        for _line in range(chosen.randint(1, 10)):
-            child.stdout.readline()
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-        for number in range(30):
-            content = (place / f"engine/m{number}.py").read_bytes()
-            states.add(content)
-            assert content in {BEFORE, AFTER}, f"seed {seed}"
-            if content == AFTER:
-                assert (tmp_path / f"originals/engine/m{number}.py").read_bytes() == BEFORE, f"seed {seed}"
-                assert not (place / f"engine/__pycache__/m{number}.cpython-312.pyc").exists(), f"seed {seed}"
-            apply_patch(place, {**PATCH, "file": f"engine/m{number}.py"}, tmp_path / "originals")
-            assert (place / f"engine/m{number}.py").read_bytes() == AFTER
-    assert BEFORE in states, "no run was stopped before its end"
+def test_killed_anywhere_the_file_is_old_or_new_and_the_next_run_finishes(site_packages):
+    path = site_packages / FILE
+    bytecode = path.parent / "__pycache__" / "attention.cpython-312.pyc"
+    bytecode.parent.mkdir()
+    seen = []
+    for step in range(1, 100):
+        path.unlink()
+        path.write_bytes(BEFORE)
+        bytecode.write_bytes(b"old")
+        shutil.rmtree(originals(site_packages), ignore_errors=True)
+        if not killed_at(step, site_packages):
+            break
+        seen.append(path.read_bytes())
+        assert seen[-1] in {BEFORE, AFTER}, f"step {step}"
+        if seen[-1] == AFTER:
+            assert (originals(site_packages) / FILE).read_bytes() == BEFORE, f"step {step}"
+            assert not bytecode.exists(), f"step {step}"
+        apply_patch(site_packages, PATCH, originals(site_packages))
+        assert path.read_bytes() == AFTER, f"step {step}"
+        assert (originals(site_packages) / FILE).read_bytes() == BEFORE, f"step {step}"
+        assert not bytecode.exists(), f"step {step}"
+    assert seen.count(BEFORE) >= 8
+    assert seen.count(AFTER) >= 1, "killed between the rename and the end too"
 
 
 def test_the_check_against_record_gets_the_hash_after():
