@@ -27,20 +27,30 @@ def plan(context: Context, variables: Mapping[str, Any]) -> dict[str, Any]:
         raise AnsibleFilterError(
             f"onprem.vllm.plan takes the variables of a host, hostvars[<host>], not {type(variables).__name__}"
         )
+    own = context.resolve_or_missing("inventory_hostname") == variables["inventory_hostname"]
+    return read_and_compose(variables, context.resolve_or_missing if own else variables.__getitem__)
+
+
+def read_and_compose(variables: Mapping[str, Any], evaluate: Callable[[str], Any]) -> dict[str, Any]:
+    """The plan of the host that has ``variables``.
+
+    Args:
+        variables: by name; only the names are read.
+        evaluate: the value of a variable, by name.
+    """
     known = known_variables()
     names = [_plain(name) for name in variables]
     values: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
-    own = context.resolve_or_missing("inventory_hostname") == variables["inventory_hostname"]
     for name in names:
-        if name in known and name != "vllm_plan":
+        if name in known and not known[name].get("computed"):
             try:
-                values[name] = _plain(context.resolve_or_missing(name) if own else variables[name])
+                values[name] = _plain(evaluate(name))
             except (AnsibleError, TemplateError) as error:
                 unreadable[name] = str(error)
     return compose_plan(
-        _plain(variables["inventory_hostname"]),
-        _plain(variables.get("group_names", [])),
+        _plain(evaluate("inventory_hostname")),
+        _plain(evaluate("group_names")) if "group_names" in variables else [],
         values,
         unreadable,
         names,

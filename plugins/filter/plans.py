@@ -1,0 +1,40 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The plans of several hosts in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from ansible.vars.hostvars import HostVars
+from ansible_collections.onprem.vllm.plugins.filter.plan import read_and_compose
+
+
+def plans(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Compose the plan of each host.
+
+    One process for all of them: a task that plans each host for itself reads the catalogue and imports its code once
+    per host, which for 64 hosts took 24 s of processor time, and this 0.3.
+    """
+    if not isinstance(hostvars, HostVars):
+        raise AnsibleFilterError(f"onprem.vllm.plans takes hostvars, not {type(hostvars).__name__}")
+    # The loader of the run, for lookups of files in the operator's variables; there is no public way to it.
+    loader = getattr(hostvars, "_loader", None)
+    return {name: _plan_of(hostvars, name, loader) for name in ("".join(list(host)) for host in hosts)}
+
+
+def _plan_of(hostvars: HostVars, host: str, loader: DataLoader | None) -> dict[str, Any]:
+    # hostvars[host] would evaluate without `hostvars`, so that a template over another host's address fails in it or
+    # silently takes its default().
+    variables = {**hostvars.raw_get(host), "hostvars": hostvars}
+    templar = Templar(loader=loader, variables=variables)
+    return read_and_compose(variables, lambda name: templar.template(variables[name]))
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {"plans": plans}
