@@ -387,15 +387,16 @@ def _differences(build: Build) -> dict[str, list[str]]:
             wrong.setdefault(expected[path][0].name, []).append(
                 f"{path} has mode {file.st_mode & 0o7777:04o} and owner {file.st_uid}:{file.st_gid}"
             )
-    folders: dict[str, str] = {}
+    # Whose a file is that no RECORD lists, nobody says: every package with files in its folder, or the nearest above.
+    folders: dict[str, set[str]] = {}
     for path, (record, _) in expected.items():
-        folders.setdefault(os.path.dirname(path), record.name)
+        folders.setdefault(os.path.dirname(path), set()).add(record.name)
     for path in present - expected.keys() - build.from_venv:
         folder = os.path.dirname(path)
         while folder and folder not in folders:
             folder = os.path.dirname(folder)
-        wrong.setdefault(folders.get(folder, ""), []).append(f"{path} is {UNLISTED}")
-    wrong.pop("", None)
+        for name in folders.get(folder, ()):
+            wrong.setdefault(name, []).append(f"{path} is {UNLISTED}")
     return wrong
 
 
