@@ -1,0 +1,91 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""A rollout killed anywhere loses nothing, and the next one repairs: on bare hosts, and on hosts that serve."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "default"))
+import site_under_test as site
+
+KILLED = -9
+MAX_RUNS = 200
+BUILDER = "l40s1"
+SHORTER = {"vllm_group_overrides": {"serve": {"max-model-len": 512}}}
+
+
+def kill_through(seen: Path, *arguments: str, after_each=lambda: None) -> int:
+    """Roll out again and again, killed at the next moment each time, until a run gets to its end; number of kills."""
+    environment = {
+        "ANSIBLE_CALLBACK_PLUGINS": str(site.CHECKOUT / "tests/lab/callbacks"),
+        "ANSIBLE_CALLBACKS_ENABLED": "kill_at_task",
+        "KILL_AT_TASK_SEEN": str(seen),
+    }
+    for kills in range(MAX_RUNS):
+        done = site.site(*arguments, environment=environment)
+        if done.returncode != KILLED:
+            assert done.returncode == 0, done.stdout[-6000:] + done.stderr
+            return kills
+        print(seen.read_text().splitlines()[-1], flush=True)
+        after_each()
+    pytest.fail(f"no end after {MAX_RUNS} kills; the last one at the {seen.read_text().splitlines()[-1]}")
+
+
+def nothing_left_over(lab) -> None:
+    """No half-built release, no file written beside its place, no lock held, no guard armed."""
+    for host in site.INSTANCES:
+        left = lab("exec", host, "sh", "-c", "ls -d /opt/vllm/releases/.[!.]* /models/.[!.]* 2>/dev/null || true")
+        assert left == "", left
+        timers = lab("exec", host, "systemctl", "list-units", "--no-legend", "--plain", "--all", "onprem-vllm-*.timer")
+        assert timers == "", timers
+
+
+@pytest.mark.parametrize("seconds", [0.5, 4, 15])
+def test_the_builder_of_a_release_killed_on_the_host(lab, seconds):
+    """Named as failed, and nothing half-built under a release's name. What is left, the next test's runs repair."""
+    command = ["ansible-playbook", *site.INVENTORIES, "site.yml", "--limit", f"mirror,{BUILDER}"]
+    log = site.LAB_DIRECTORY / "builder.log"
+    with log.open("w") as stream, subprocess.Popen(command, cwd=site.CHECKOUT, stdout=stream, stderr=stream) as rollout:
+        site.wait("the builder", lambda: "uv pip install" in lab("exec", BUILDER, "ps", "ax", "-o", "args"), 300)
+        time.sleep(seconds)
+        lab("exec", BUILDER, "pkill", "-KILL", "-f", "uv pip install|^/usr/bin/python3$")
+        status = rollout.wait()
+    assert status not in (0, KILLED), log.read_text()
+    assert f"fatal: [{BUILDER}]" in log.read_text()
+    assert lab("exec", BUILDER, "sh", "-c", "ls /opt/vllm/releases") == ""
+
+
+def test_bare_hosts_killed_at_every_task(lab, tmp_path):
+    kills = kill_through(tmp_path / "seen")
+    assert kills > 20  # fewer would mean that the callback did not hit
+    site.ask_every_group(lab)
+    nothing_left_over(lab)
+    assert site.changed(site.site().stdout) == 0
+
+
+def test_serving_hosts_killed_at_every_task_of_a_change_keep_serving(lab, tmp_path):
+    """A change of one argument: until its restart the old process answers, after it the new one."""
+
+    def answers() -> None:
+        for host in site.INSTANCES:
+            site.wait(f"vLLM on {host}", lambda host=host: site.process(host, lab)["ActiveState"] != "activating")
+        site.ask_every_group(lab)
+
+    change = ("-e", json.dumps(SHORTER))
+    kills = kill_through(tmp_path / "seen", *change, after_each=answers)
+    assert kills > 20
+    for host in site.INSTANCES:
+        models = json.loads(lab("run", "curl", "--silent", f"http://{host}:{site.PORT}/v1/models"))
+        assert models["data"][0]["max_model_len"] == 512
+    nothing_left_over(lab)
+    assert site.changed(site.site(*change).stdout) == 0
+    back = site.site()
+    assert back.returncode == 0, back.stdout
+    site.ask_every_group(lab)
