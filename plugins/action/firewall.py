@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,6 @@ RETRY_S = 1
 
 class ActionModule(ActionBase):
     _supports_check_mode = True
-    _supports_diff = True
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
@@ -37,18 +36,19 @@ class ActionModule(ActionBase):
                 "The firewall's rules are kept without proof that SSH still comes in: "
                 f"Ansible's connection to this host is {kind}."
             )
-            return self._kept(staged, self._step("confirm"))
+            confirmed = self._step("confirm")
+            return confirmed if confirmed.get("failed") else staged
         try:
             with self._new_connection(guard_s):
                 self._knock(deadline - guard_s * 0.4)
                 confirmed = self._step("confirm", staged_connection=staged["connection"])
         except AnsibleError as error:
-            return self._undone(str(error.message), deadline)
+            return self._undone(str(error), deadline)
         if confirmed.get("failed"):
             return self._undone(confirmed["msg"], deadline)
         client = confirmed.get("connection") or {}
         staged["proven_by"] = f"a new {kind} connection from {client.get('client', 'the control node')}"
-        return self._kept(staged, confirmed)
+        return staged
 
     def _step(self, step: str, **more: object) -> dict[str, Any]:
         return self._execute_module(
@@ -56,11 +56,6 @@ class ActionModule(ActionBase):
             module_args={**self._task.args, "step": step, **more},
             task_vars=self._task_vars,
         )
-
-    def _kept(self, staged: dict[str, Any], confirmed: Mapping[str, Any]) -> dict[str, Any]:
-        if confirmed.get("failed"):
-            return dict(confirmed)
-        return staged
 
     @contextmanager
     def _new_connection(self, guard_s: float) -> Iterator[None]:
@@ -102,7 +97,7 @@ class ActionModule(ActionBase):
             try:
                 undone = self._step("undo")
             except AnsibleError as error:
-                undone = {"failed": True, "msg": str(error.message)}
+                undone = {"failed": True, "msg": str(error)}
         if undone.get("failed"):
             back = f"the host puts the old rules back by itself, but it cannot be asked whether it has: {undone['msg']}"
         else:

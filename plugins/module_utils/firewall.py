@@ -260,6 +260,10 @@ def _canonical(text: str) -> str:
     loaded = subprocess.run(
         ["unshare", "--net", "sh", "-c", CANONICAL], input=text, capture_output=True, text=True, check=False
     )
+    if loaded.stderr.startswith("unshare:"):
+        raise FirewallError(
+            f"this host allows no scratch network namespace to check the rules in: {loaded.stderr.strip()}"
+        )
     if loaded.returncode != 0:
         raise FirewallError(
             f"nft refuses the rules (see nftables_extra_rules and nftables_ports): {loaded.stderr.strip()}"

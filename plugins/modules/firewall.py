@@ -117,6 +117,8 @@ connection:
   type: dict
 """
 
+import os
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.firewall import FirewallError, Outcome, Wanted, confirm, remove, stage, undo
@@ -141,6 +143,9 @@ def main() -> None:
         required_if=[("state", "present", ["rules", "unit", "nftables_drop_in"])],
         supports_check_mode=True,
     )
+    # Under su a user's PATH has no sbin; and nft's words are read.
+    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    os.environ["LC_ALL"] = "C.UTF-8"
     try:
         outcome = _do(module)
     except FirewallError as error:
