@@ -48,6 +48,9 @@ demo-down: ## take the demo's hosts away without a trace
 lab-image: tools ## build the image of the test hosts, unless it is there
 	@$(LAB) image
 
+.PHONY: lab-test
+lab-test: tools ## the lab itself: its air gap, reboots, connections, and that it leaves no trace
+	pytest tests/lab
 
 # --- tests: `make test` is what CI runs, within 30 minutes on two cores; `make test-all` adds the long scenarios ----------
 
