@@ -30,8 +30,7 @@ export PATH=$PWD/.venv/bin:$PATH
 
 step "Bundle: what crosses the air gap, into .cache/bundle" \
   "A fetch goes on where it stopped: run make demo again. See playbooks/bundle.yml for sources."
-python tests/lab/make_tiny_model.py .cache/models/tiny-qwen3
-ansible-playbook -i inventory/lab playbooks/bundle.yml
+make --no-print-directory bundle
 
 step "Hosts without a way out: glm1, l40s1, mirror1" "See: tests/lab/lab.py status; start over: make demo-down"
 python tests/lab/lab.py up glm1 l40s1 mirror1
