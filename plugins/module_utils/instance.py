@@ -461,6 +461,7 @@ class Host:
                 wait_started(instance.unit, self.limits.start_bound_s)
         except StartFailed as error:
             self._fall_back(step, outcome, str(error))
+            generations.prune(self.limits.keep)
             return outcome
         generations.mark_ready(outcome.generation)
         outcome.ready_seconds = self._ready_seconds(instance.name, outcome.generation)
