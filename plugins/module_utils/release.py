@@ -520,6 +520,7 @@ def build_release(site: Site, release: Release, outcome: Outcome, lock: bytes) -
     with _timed(outcome, "interpreter"):
         python = ensure_interpreter(site, release)
     site.cache.mkdir(parents=True, exist_ok=True)
+    site.cache.chmod(0o700)  # uv's lock files in it are 0666
     build = Build(
         site=site,
         release=release,

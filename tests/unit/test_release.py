@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import warnings
@@ -620,3 +621,52 @@ def test_damaged_uv_is_fetched_again(world: World) -> None:
 def test_an_entry_that_is_no_release_is_refused(world: World, field: str, value: str, message: str) -> None:
     with pytest.raises(ReleaseError, match=message):
         Release.from_plan({**world.plan["releases"]["small"], field: value})
+
+
+@pytest.fixture(scope="module")
+def interpreter_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """This very Python, packed as python-build-standalone packs one, without what the tests do not import."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    prefix = Path(sys.base_prefix)
+    left_out = {"test", "idlelib", "tkinter", "site-packages", "__pycache__", "ensurepip", "lib2to3", "pydoc_data"}
+    left_out |= {"unittest", "turtledemo", "distutils", "xml", "email", "wsgiref", "xmlrpc", "curses", "dbm"}
+
+    def keep(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        name = Path(info.name).name
+        return None if name in left_out or name.startswith("config-") or name.endswith(".a") else info
+
+    target = tmp_path_factory.mktemp("python") / "archive.tar.gz"
+    with tarfile.open(target, "w:gz", compresslevel=1) as tar:
+        tar.add(prefix / "bin" / f"python{version}", f"python/bin/python{version}")
+        tar.add(prefix / "lib" / f"python{version}", f"python/lib/python{version}", filter=keep)
+        for library in prefix.glob("lib/libpython*.so*"):
+            tar.add(library, f"python/lib/{library.name}")
+    return version, target.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_release_on_an_interpreter_archive(world: World, interpreter_archive: tuple[str, bytes]) -> None:
+    version, content = interpreter_archive
+    if subprocess.run([Path(sys.base_prefix) / f"bin/python{version}", "-I", "-c", ""], check=False).returncode:
+        pytest.skip("this Python cannot be moved")
+    (world.bundle / "python").mkdir()
+    (world.bundle / "python/cpython.tar.gz").write_bytes(content)
+    archive = {"file": "cpython.tar.gz", "sha256": sha256(content)}
+    release = world.release("small", python=version, interpreter=archive)
+    report = apply(world.site, [release])
+    python = world.path("small") / "bin/python"
+    assert report.tools == [f"Python {version} ({version}-{archive['sha256'][:8]})"]
+    assert python.resolve().is_relative_to(world.site.root / "python")
+    assert (
+        subprocess.run([world.path("small") / "bin/engine"], capture_output=True, check=True).stdout == b"engine cu13\n"
+    )
+    assert not apply(replace(world.site, verify="full"), [release]).changed
+    library = next((world.site.root / "python").glob("*/lib/python*/json/__init__.py"))
+    library.write_text("")
+    assert preview(world.site, [release]).tools == report.tools
+    assert apply(world.site, [release]).tools == report.tools
+    assert library.stat().st_size > 0
+    flip_byte(world.bundle / "python/cpython.tar.gz", 5000)
+    shutil.rmtree(world.site.root / "python")
+    with pytest.raises(ReleaseError, match=r"cpython\.tar\.gz: sha256 is"):
+        apply(world.site, [release])

@@ -38,7 +38,11 @@ def test_the_service_runs_it_and_writes_nothing(host, release):
 
 
 def test_nobody_but_root_can_write(host):
-    assert host.check_output("find /opt/vllm ! -user root -o ! -group root -o -perm /022 ! -type l") == ""
+    assert host.file("/opt/vllm/uv-cache").mode == 0o700
+    assert (
+        host.check_output("find /opt/vllm/releases /opt/vllm/uv ! -user root -o ! -group root -o -perm /022 ! -type l")
+        == ""
+    )
 
 
 def test_every_file_is_what_the_manifest_says(host, release, manifest):
