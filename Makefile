@@ -112,6 +112,10 @@ $(OLDEST)/.complete: tests/requirements-2.19.txt .cache/uv/.complete
 scenario: tools ## one molecule scenario: make scenario NAME=uv_venv
 	molecule test --scenario-name $(NAME)
 
+.PHONY: lock
+lock: tools ## the closure of a release with hashes: make lock RELEASE=0.28.0-cpu
+	PYTHONPATH=.collections python -m ansible_collections.onprem.vllm.plugins.plugin_utils.lock_build $(RELEASE)
+
 .PHONY: bundle
 bundle: tools ## what crosses the air gap for the demo and the tests, into .cache/bundle
 	python tests/lab/make_tiny_model.py .cache/models/tiny-qwen3
