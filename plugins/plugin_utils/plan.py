@@ -104,16 +104,18 @@ class _Composition:
         catalogue = read_yaml(COLLECTION / "catalogue" / "inventory.yml")
         roles = [entry["role"] for entry in catalogue["roles"] if set(entry["groups"]) & set(self.groups)]
         mirror = self._mirror()
-        instances = [found for name in self.value("vllm_instances") if (found := self._instance(name)) is not None]
-        self._cross_check(instances)
-        self._check_models()
-        self._check_secrets()
-        if self.value("vllm_instances") and "vllm" not in self.groups:
+        instances: list[dict[str, Any]] = []
+        if "vllm" in self.groups:  # variables of group `all` reach the mirror as well, and mean nothing there
+            instances = [found for name in self.value("vllm_instances") if (found := self._instance(name)) is not None]
+            self._cross_check(instances)
+            self._check_secrets()
+        elif "vllm_instances" in self.set and "mirror" not in self.groups:
             self._wrong(
                 "vllm_instances",
                 "the host is not in group vllm, so nothing would start them",
                 "Add the host, or its group as a child, to group vllm.",
             )
+        self._check_models()
         releases = [release for release in self.releases.values() if release is not None]
         return {
             "host": self.host,

@@ -596,6 +596,11 @@ def test_instances_outside_group_vllm() -> None:
     assert [found["where"] for found in made["problems"]] == ["vllm_instances"]
 
 
+def test_instances_of_group_all_mean_nothing_on_the_mirror() -> None:
+    made = plan(TINY | MIRROR, ("mirror",), vllm_secrets={"glm": {"VLLM_API_KEY": "x"}})
+    assert (made["problems"], made["instances"], made["releases"]) == ([], [], [])
+
+
 def test_report_names_each_problem_once_with_its_hosts() -> None:
     plans = [
         {"host": name, "problems": [{"where": "vllm_release", "what": "is wrong", "remedy": "Correct it."}]}

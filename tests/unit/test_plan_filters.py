@@ -1,0 +1,130 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The edge between Ansible's lazy, tagged variables and plain data, with Ansible's own inventory and templating."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible.inventory.manager import InventoryManager
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from ansible.vars.hostvars import HostVars
+from ansible.vars.manager import VariableManager
+from ansible_collections.onprem.vllm.plugins.filter import (
+    findings,
+    findings_report,
+    plan,
+    plan_query,
+    plan_table,
+    plans,
+)
+from ansible_collections.onprem.vllm.plugins.filter import problem_report as problems
+from jinja2 import Environment
+
+INVENTORY = """
+all:
+  vars:
+    vllm_mirror_url: http://{{ hostvars[groups['mirror'][0]].ansible_host | default('lost') }}
+    vllm_client_networks: ["10.0.0.0/{{ 4 + 4 }}"]
+    vllm_release: 0.28.0-cpu
+    base_port: 8000
+    vllm_models: {tiny-qwen3: {directory: "{{ inventory_dir }}/tiny"}}
+    vllm_instances:
+      glm: {profile: tiny-cpu, port: "{{ base_port + 1 }}", serve: {seed: "{{ lookup('file', 'seed.txt') | int }}"}}
+  children:
+    mirror: {hosts: {m1: {ansible_host: 192.0.2.7, wheel_mirror_bundle: /b, vllm_mirror_networks: [10.0.0.0/8]}}}
+    vllm:
+      hosts:
+        h1:
+        h2: {vllm_release: "{{ nowhere.release }}", my_broken_one: "{{ neither }}"}
+"""
+
+
+@pytest.fixture(name="hostvars")
+def _hostvars(tmp_path: Path) -> HostVars:
+    (tmp_path / "hosts.yml").write_text(INVENTORY, encoding="utf-8")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "seed.txt").write_text("7", encoding="utf-8")
+    loader = DataLoader()
+    loader.set_basedir(str(tmp_path))
+    inventory = InventoryManager(loader=loader, sources=[str(tmp_path / "hosts.yml")])
+    return HostVars(inventory, VariableManager(loader=loader, inventory=inventory), loader)
+
+
+def is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(type(key) is str and is_plain(child) for key, child in value.items())
+    if type(value) is list:
+        return all(is_plain(child) for child in value)
+    return type(value) in (str, int, float, bool, type(None))
+
+
+def test_the_plans_of_all_hosts_with_templates_evaluated(hostvars: HostVars) -> None:
+    made = plans.plans(hostvars, ["m1", "h1"])
+    assert [found["problems"] for found in made.values()] == [[], []]
+    found = made["h1"]
+    assert found["host"] == "h1"
+    # hostvars inside a variable: hostvars[h1] alone would have taken the default.
+    assert found["mirror"]["url"] == "http://192.0.2.7"
+    assert found["instances"][0]["port"] == 8001
+    assert found["instances"][0]["serve"]["seed"] == 7
+    assert found["firewall"]["ports"][0]["networks"] == ["10.0.0.0/8"]
+    assert is_plain(made)
+
+
+def test_what_cannot_be_evaluated_is_a_problem_and_others_variables_are_not_touched(hostvars: HostVars) -> None:
+    [found] = plans.plans(hostvars, ["h2"])["h2"]["problems"]
+    assert found["where"] == "vllm_release"
+    assert "nowhere" in found["what"]
+
+
+def test_the_host_at_work_is_read_from_the_task_and_another_from_hostvars(hostvars: HostVars) -> None:
+    """The task knows hostvars, hostvars[h1] does not: there the mirror's address takes its default."""
+    templar = Templar(loader=DataLoader(), variables={**hostvars.raw_get("h1"), "hostvars": hostvars})
+    address = templar.template(hostvars.raw_get("h1")["vllm_mirror_url"])
+    task = {"inventory_hostname": "h1", "group_names": ["vllm"], "vllm_mirror_url": address}
+    environment = Environment(autoescape=True).from_string("")
+    variables = {**task, "vllm_mirror_url": "http://lost"}
+    assert plan.plan(environment.new_context(task), variables)["mirror"]["url"] == "http://192.0.2.7"
+    other = environment.new_context({**task, "inventory_hostname": "m1"})
+    assert plan.plan(other, variables)["mirror"]["url"] == "http://lost"
+    assert hostvars["h1"]["vllm_mirror_url"] == "http://lost"  # Ansible's own reading, the reason for all this
+
+
+def test_a_plan_computed_before_is_no_variable_of_the_inventory(hostvars: HostVars) -> None:
+    variables = dict(hostvars["h1"]) | {"vllm_plan": {"stale": True}, "vllm_plans": {"h1": {}}}
+    context = Environment(autoescape=True).from_string("").new_context({})
+    found = plan.plan(context, variables)
+    assert [entry["where"] for entry in found["problems"]] == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: plans.plans({"h1": {}}, ["h1"]),
+        lambda: plan.plan(Environment(autoescape=True).from_string("").new_context({}), "h1"),
+        lambda: plan_table.plan_table({"host": "h1"}),
+        lambda: problems.problem_report("h1"),
+        lambda: plan_query.plan_query([], "[?"),
+        lambda: findings.findings({}, {}),
+        lambda: findings_report.findings_report("x", "h1"),
+    ],
+)
+def test_wrong_input_is_refused_with_the_filter_s_name(call: Any) -> None:
+    with pytest.raises(AnsibleFilterError, match=r"onprem\.vllm\.\w+"):
+        call()
+
+
+def test_a_question_to_plans() -> None:
+    assert plan_query.plan_query([{"host": "a", "n": [1, 2]}, {"host": "b", "n": []}], "[?n].host") == ["a"]
+
+
+def test_each_filter_is_found_under_its_own_name() -> None:
+    for module in (plan, plans, plan_table, plan_query, problems, findings, findings_report):
+        name = Path(module.__file__).stem
+        assert list(module.FilterModule().filters()) == [name]
+        assert Path(module.__file__).with_suffix(".yml").is_file()
