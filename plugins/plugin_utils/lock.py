@@ -68,7 +68,7 @@ def parse_lock(text: str, where: str) -> list[Pin]:
 
 def _parse_entry(entry: str, where: str, problems: list[str]) -> Pin | None:
     if entry.startswith("-"):
-        problems.append(f"{where}: option {entry.split()[0]!r}; a lock has names, versions and hashes only")
+        problems.append(f"{where}: option {entry.split(maxsplit=1)[0]!r}; a lock has names, versions and hashes only")
         return None
     hashes = _HASH.findall(entry)
     requirement_text = _HASH.sub("", entry).strip()

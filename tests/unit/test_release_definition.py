@@ -29,7 +29,10 @@ DEFINITION = {
 }
 
 
-def site(tmp_path: Path, lock: str = f"vllm==0.28.0 --hash=sha256:{'a' * 64}\n", **changes: object) -> dict[str, object]:
+LOCK = f"vllm==0.28.0 --hash=sha256:{'a' * 64}\n"
+
+
+def site(tmp_path: Path, lock: str = LOCK, **changes: object) -> dict[str, object]:
     path = tmp_path / "lock.txt"
     path.write_text(lock)
     definition = {**DEFINITION, "lock": str(path), **changes}
@@ -185,7 +188,8 @@ def test_a_wrong_lock_is_refused(text, message):
 
 
 def test_a_lock_is_read_with_comments_continuations_and_markers():
-    text = f"# made by hand\nB_c==1.0 ; python_version >= '3.11' \\\n    {H} \\\n    {H.replace('c', 'd')}\n    # via x\na==2 {H}\n"
+    two = f"{H} \\\n    {H.replace('c', 'd')}"
+    text = f"# made by hand\nB_c==1.0 ; python_version >= '3.11' \\\n    {two}\n    # via x\na==2 {H}\n"
     pins = parse_lock(text, "x")
     assert [(pin.name, pin.version, len(pin.hashes), pin.marker is not None) for pin in pins] == [
         ("a", "2", 1, False),
