@@ -106,7 +106,7 @@ class ActionModule(ActionBase):
             "failed": True,
             "changed": False,
             "msg": (
-                f"Firewall: the new rules were in force on {host}, but no new connection came through them: "
+                f"Firewall: the new rules were in force on {host}, but no new connection confirmed them: "
                 f"{reason.strip()} -- {back}. Look at nftables_ssh_port and nftables_ssh_networks: they must let in "
                 "the control node as the host sees it, after any jump host or address translation."
             ),

@@ -105,9 +105,10 @@ def stage(wanted: Wanted, *, check_mode: bool) -> Outcome:
     """
     if check_mode:
         return _compare(wanted)[0]
-    outcome, _ = _compare(wanted)
-    if not outcome.changed and not guard_pending():
-        return outcome
+    if not guard_pending():
+        outcome, _ = _compare(wanted)
+        if not outcome.changed:
+            return outcome
     with _lock_without_pending_guard(wanted.guard_s):
         outcome, text = _compare(wanted)
         if not outcome.changed:
@@ -152,14 +153,15 @@ def confirm(wanted: Wanted, staged_connection: SshConnection | None) -> Outcome:
 
 
 def undo() -> Outcome:
-    """Put the old table back now, if a guard is armed, rather than when it fires; changed says whether it was."""
+    """Put the old table back now rather than when the guard fires; changed says whether that was still to be done."""
     with host_lock("firewall"):
-        if not guard_pending():
-            return Outcome()
-        _run(["sh", "-c", f"nft -f {RESTORE_FILE} || nft delete table inet vllm"])
+        before = _read(RESTORE_FILE)
+        if before:
+            # First this, then the timer: who is killed in between leaves a host that can be reached.
+            _run(["nft", "-f", "-"], before)
         _disarm()
         shutil.rmtree(GUARD_DIRECTORY, ignore_errors=True)
-    return Outcome(changed=True)
+    return Outcome(changed=bool(before))
 
 
 def remove(*, check_mode: bool) -> Outcome:
