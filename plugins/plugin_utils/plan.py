@@ -41,7 +41,7 @@ OFFLINE = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-OWNED_ENVIRONMENT = {**OFFLINE, "ONPREM_VLLM_GENERATION": None}
+OWNED_PREFIX = "ONPREM_VLLM_"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CUDA_BIN = "/usr/local/cuda/bin"
 # What is left of the unit's start limit for the readiness step after the engine is up, in seconds.
@@ -499,7 +499,7 @@ class _Composition:
             place = self._setting(where, ("environment", name), origins)
             if not ENVIRONMENT_NAME.fullmatch(name):
                 self._wrong(place, f"{name!r} is no name of an environment variable", "Use letters, digits and _.")
-            elif name in OWNED_ENVIRONMENT and value != OWNED_ENVIRONMENT[name]:
+            elif name.startswith(OWNED_PREFIX) or value != OFFLINE.get(name, value):
                 self._wrong(place, "is set by the collection and open to nobody", "Remove it.")
             elif SECRET_NAME.fullmatch(name):
                 self._wrong(place, "looks like a secret", f"Put {name} into vllm_secrets, from a vault.")
@@ -517,7 +517,9 @@ class _Composition:
         for name, value in (self.value("vllm_secrets").get(instance) or {}).items():
             if not ENVIRONMENT_NAME.fullmatch(name):
                 self._wrong(f"{where}.{name}", "is no name of an environment variable", "Use letters, digits and _.")
-            elif name in environment or name in OWNED_ENVIRONMENT:
+            elif name.startswith(OWNED_PREFIX):
+                self._wrong(f"{where}.{name}", "is set by the collection and open to nobody", "Remove it.")
+            elif name in environment or name in OFFLINE:
                 self._wrong(f"{where}.{name}", "stands in the environment, too", "Keep one of the two.")
             elif not isinstance(value, str) or not value:
                 self._wrong(f"{where}.{name}", "is empty or no text", "Give the value in quotes.")

@@ -423,6 +423,20 @@ BAD = [
         "open to nobody",
     ),
     (
+        "the collection's own environment",
+        TINY,
+        instance(environment={"ONPREM_VLLM_GENERATION": "9"}),
+        "vllm_instances.glm.environment.ONPREM_VLLM_GENERATION",
+        "open to nobody",
+    ),
+    (
+        "secret of that name",
+        TINY,
+        {"vllm_secrets": {"glm": {"ONPREM_VLLM_URL": "x"}}},
+        "vllm_secrets.glm.ONPREM_VLLM_URL",
+        "nobody",
+    ),
+    (
         "secret in the open",
         TINY,
         instance(environment={"VLLM_API_KEY": "x"}),
