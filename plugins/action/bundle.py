@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
 from ..module_utils.host_lock import HostLocked, host_lock
@@ -67,11 +66,11 @@ class ActionModule(ActionBase):
             with host_lock(f"bundle {root}", wait_s=5, path=root / ".work" / "lock"):
                 return self._told(build_bundle(request, self._say))
         except (ReleaseError, BundleError, HostLocked) as error:
-            raise AnsibleActionFail(str(error)) from None
+            # Returned and not raised: failed_when sees no result of a plugin that raised.
+            return {"failed": True, "msg": str(error)}
         except OSError as error:
-            raise AnsibleActionFail(
-                f"The bundle in {root} cannot be written: {error}. Is it a directory of this user, with space?"
-            ) from None
+            told = f"The bundle in {root} cannot be written: {error}. Is it a directory of this user, with space?"
+            return {"failed": True, "msg": told}
 
     def _say(self, line: str) -> None:
         self._display.display(f"  {line}")

@@ -38,6 +38,13 @@ class ActionModule(ActionBase):
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         self._task_vars = task_vars or {}
+        try:
+            return self._publish()
+        except AnsibleActionFail as error:
+            # Returned and not raised: failed_when sees no result of a plugin that raised.
+            return {"failed": True, "msg": str(error.message)}
+
+    def _publish(self) -> dict[str, Any]:
         if self._task.args.get("state", "present") == "absent":
             return self._step("look")
         bundle = Path(str(self._task.args.get("bundle") or "")).expanduser()
