@@ -30,7 +30,7 @@ class Parser:
     """vLLM's own parser in a process of its own: importing it takes 20 s, once."""
 
     def __init__(self, directory: Path) -> None:
-        assert PYTHON.exists(), f"{PYTHON} is missing: make vllm-parser puts a vLLM there whose parser is asked."
+        assert PYTHON.exists(), f"{PYTHON} is missing: make unit puts vLLM there, whose own parser is asked."
         self.file = directory / "serve.yaml"
         self.process = subprocess.Popen(
             [PYTHON, Path(__file__).with_name("vllm_serve_parser.py")],

@@ -318,7 +318,10 @@ def killed_and_repaired(kill_at: int) -> bool:
 
 
 def test_a_run_killed_before_any_of_its_effects_is_repaired_by_the_next():
-    reached = 0
-    while killed_and_repaired(reached + 1):
-        reached += 1
-    assert reached >= 12
+    """Every sixth one, and all of them where ONPREM_VLLM_ALL_KILLS is set: there are more than twenty."""
+    begin()
+    step = 1 if os.environ.get("ONPREM_VLLM_ALL_KILLS") else 6
+    reached = 2
+    while killed_and_repaired(reached):
+        reached += step
+    assert reached > 18
