@@ -116,3 +116,19 @@ def test_site_runs_the_roles_that_the_plan_names_in_its_order() -> None:
         assert run == [entry["role"] for entry in catalogue["roles"] if group in entry["groups"]]
     order = [entry["role"] for entry in catalogue["roles"]]
     assert order.index("nftables") < min(order.index("wheel_mirror"), order.index("vllm_service"))
+
+
+def test_teardown_takes_the_roles_back_in_reverse() -> None:
+    plays = yaml.safe_load((COLLECTION / "playbooks" / "teardown.yml").read_text(encoding="utf-8"))
+    catalogue = yaml.safe_load((COLLECTION / "catalogue" / "inventory.yml").read_text(encoding="utf-8"))
+    [vllm, mirror] = [
+        [task["ansible.builtin.import_role"]["name"].removeprefix("onprem.vllm.") for task in play["tasks"]]
+        for play in plays[1:]
+    ]
+    wanted = {
+        group: [entry["role"] for entry in reversed(catalogue["roles"]) if group in entry["groups"]]
+        for group in ("vllm", "mirror")
+    }
+    # Preflight only looks.
+    assert (vllm, mirror) == (wanted["vllm"][:-1], wanted["mirror"][:-1])
+    assert wanted["vllm"][-1] == wanted["mirror"][-1] == "preflight"
