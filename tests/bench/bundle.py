@@ -53,25 +53,27 @@ def main() -> None:
         request = BundleRequest(work / "bundle", [release], jobs=options.jobs)
         seconds: dict[str, float] = {}
 
+        def told(name: str, began: float) -> None:
+            seconds[name] = time.monotonic() - began
+            print(f"{name:28} {seconds[name]:8.2f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+
         began = time.monotonic()
         result = build_bundle(request)
-        seconds["bundle, first time"] = time.monotonic() - began
+        told("bundle, first time", began)
         began = time.monotonic()
         assert not build_bundle(request).changed
-        seconds["bundle, second time"] = time.monotonic() - began
+        told("bundle, second time", began)
 
         (work / "pip").mkdir()
         (work / "built").mkdir()
         command = pip_download(release, work / "pip", work / "built")
         for name in ("pip download, first time", "pip download, second time"):
             began = time.monotonic()
-            subprocess.run(command, check=True)
-            seconds[name] = time.monotonic() - began
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            told(name, began)
         ours = {path.name for path in (work / "bundle" / "wheels").glob("*.whl")}
         theirs = {path.name for path in (work / "pip").glob("*.whl")}
-        print(f"{release.name}: {len(ours)} wheels, {result.fetched_bytes / 1e6:.0f} MB, load {os.getloadavg()[0]:.1f}")
-        for name, value in seconds.items():
-            print(f"{name:28} {value:8.2f} s")
+        print(f"{release.name}: {len(ours)} wheels, {result.fetched_bytes / 1e6:.0f} MB")
         for time_ in ("first", "second"):
             ratio = seconds[f"pip download, {time_} time"] / seconds[f"bundle, {time_} time"]
             print(f"pip download / bundle, {time_} time: {ratio:.1f}")
