@@ -43,10 +43,6 @@ options:
         description: Environment of the process, without secrets.
         type: dict
         default: {}
-      secrets:
-        description: Secret environment variables. They are written to the root-only environment file alone.
-        type: dict
-        default: {}
       served_model_name:
         description: Name the readiness completion asks for.
         type: str
@@ -67,6 +63,14 @@ options:
       tls_certificate:
         description: Certificate it serves with, where it speaks TLS itself. The readiness step accepts this one alone.
         type: path
+  secrets:
+    description:
+      - Secret environment variables, a mapping of names to values for each instance's name. They are written to the
+        root-only environment file alone.
+      - They stand apart from O(instances), because Ansible logs nested parameters by their repr, in which a value
+        with a backslash is not recognised as a secret.
+    type: dict
+    default: {}
   readiness:
     description: Text of the program the units call before and after the start. Installed where it differs.
     type: str
@@ -113,9 +117,9 @@ EXAMPLES = r"""
         serve: "{{ serve | onprem.vllm.serve_config }}"
         unit: "{{ lookup('ansible.builtin.template', 'vllm.service.j2') }}"
         environment: {HF_HUB_OFFLINE: "1"}
-        secrets: {VLLM_API_KEY: "{{ key }}"}
         served_model_name: tiny-qwen3
         port: 8000
+    secrets: {glm: {VLLM_API_KEY: "{{ key }}"}}
     purge_others: true
 """
 
@@ -164,7 +168,6 @@ INSTANCE = {
     "serve": {"type": "str", "required": True},
     "unit": {"type": "str", "required": True},
     "environment": {"type": "dict", "default": {}},
-    "secrets": {"type": "dict", "default": {}, "no_log": True},
     "served_model_name": {"type": "str", "required": True},
     "host": {"type": "str", "default": "0.0.0.0"},  # noqa: S104 - the firewall decides who reaches it
     "port": {"type": "int", "required": True},
@@ -177,6 +180,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "instances": {"type": "list", "elements": "dict", "required": True, "options": INSTANCE},
+            "secrets": {"type": "dict", "default": {}, "no_log": True},
             "readiness": {"type": "str"},
             "purge_others": {"type": "bool", "default": False},
             "keep_caches": {"type": "bool", "default": False},
@@ -191,7 +195,7 @@ def main() -> None:
     limits = Limits(given["start_timeout_s"], given["stop_timeout_s"], given["device_timeout_s"], max(1, given["keep"]))
     try:
         result = bring_about(
-            given["instances"],
+            [{**entry, "secrets": given["secrets"].get(entry["name"], {})} for entry in given["instances"]],
             Host(limits),
             readiness=given["readiness"],
             purge_others=given["purge_others"],

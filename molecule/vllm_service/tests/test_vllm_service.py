@@ -50,8 +50,11 @@ def test_the_secret_is_in_one_file_that_root_alone_reads(host):
     found = host.run("grep -rl 'back .*tick' /etc/vllm /etc/systemd /var/lib/vllm /run/log /var/log 2>/dev/null")
     found = [path for path in found.stdout.splitlines() if "/journal/" not in path]
     assert found == ["/etc/vllm/one/generations/1/environment"]
-    assert "tick" not in host.check_output("journalctl --no-pager -o cat -b")
-    assert "tick" not in host.check_output("ps -eo args")
+    # sudo logs the command lines of this test itself.
+    journal = [line for line in host.check_output("journalctl --no-pager -o cat -b").splitlines() if "sudo" not in line]
+    assert len(journal) > 10
+    for line in [*journal, *host.check_output("ps -eo args").splitlines()]:
+        assert "`tick" not in line
 
 
 def test_readiness_was_recorded_by_root(host):
