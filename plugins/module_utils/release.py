@@ -563,6 +563,7 @@ def _forget_unshared(build: Build) -> bool:
         build.uv.forget([name for name, version in ours.items() if (name, version) not in shared])
     except VenvError:
         return False
+    clear_leftovers(build.site)  # what uv was unpacking when the room ended
     return True
 
 
