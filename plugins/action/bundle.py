@@ -11,6 +11,7 @@ from ansible.plugins.action import ActionBase
 
 from ..module_utils.host_lock import HostLocked, host_lock
 from ..plugin_utils.bundle import BundleError, BundleRequest, BundleResult, build_bundle
+from ..plugin_utils.patch_catalogue import PatchCatalogueError, load_patches
 from ..plugin_utils.plain import plain
 from ..plugin_utils.release_definition import Release, ReleaseError, load_release, load_uv
 
@@ -18,6 +19,7 @@ ARGUMENTS = {
     "path": {"type": "path", "required": True},
     "releases": {"type": "list", "elements": "str", "default": []},
     "definitions": {"type": "dict", "default": {}},
+    "patches": {"type": "dict", "default": {}},
     "models": {
         "type": "list",
         "elements": "dict",
@@ -96,9 +98,13 @@ class ActionModule(ActionBase):
 def _releases(arguments: dict[str, Any]) -> list[Release]:
     """Every release once; what is wrong with any of them is told for all."""
     releases, problems = [], []
+    try:
+        patches = load_patches(arguments["patches"])
+    except PatchCatalogueError as error:
+        raise ReleaseError(str(error)) from error
     for name in dict.fromkeys(arguments["releases"]):
         try:
-            releases.append(load_release(name, arguments["definitions"]))
+            releases.append(load_release(name, arguments["definitions"], patches=patches))
         except ReleaseError as error:
             problems.append(str(error))
     if problems:

@@ -32,6 +32,7 @@ from .record import (
 )
 from .release_bytecode import BytecodeError, bytecode_path, compile_bytecode
 from .release_manifest import Entry, Manifest, ManifestError, read_manifest, take_manifest, walk
+from .source_patch import PatchError, apply_patch, check_path, expected_hashes
 from .venv import (
     Uv,
     find_python,
@@ -48,6 +49,8 @@ from .venv_process import DiskFull, VenvError
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s;\\]+)")
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+ORIGINALS = "originals"  # in a patched release: the files as their wheels brought them
 
 # Bytes of a release per byte of its wheels, measured: 0.28.0 for CPU, 879 MB of wheels, 3.0 GB installed, with
 # 0.5 GB of bytecode. A wheel whose unpacked size the mirror's manifest names is not estimated.
@@ -71,6 +74,9 @@ class Release:
     lock_sha256: str
     interpreter: Mapping[str, Any] | None = None
     overlaps: tuple[Overlap, ...] = ()
+    patches: tuple[Mapping[str, Any], ...] = ()
+    flashinfer: Mapping[str, Any] | None = None  # what the release decides about FlashInfer, kept for people
+    environment: Mapping[str, str] = field(default_factory=dict)  # what every instance of it needs
 
     @classmethod
     def from_plan(cls, entry: Mapping[str, Any]) -> Release:
@@ -91,6 +97,9 @@ class Release:
                 overlaps=tuple(
                     Overlap(normalise(pair["winner"]), normalise(pair["loser"])) for pair in entry.get("overlaps") or ()
                 ),
+                patches=tuple(_given(patch) for patch in entry.get("patches") or ()),
+                flashinfer=entry.get("flashinfer") or None,
+                environment=dict(entry.get("environment") or {}),
             )
         except (KeyError, TypeError) as error:
             raise ReleaseError(f"release {entry.get('name', entry)}: {error} is missing") from error
@@ -101,12 +110,19 @@ class Release:
             problems.append(f"python {release.python!r} is not of the form 3.12")
         if not re.fullmatch(r"[0-9a-f]{64}", release.lock_sha256):
             problems.append("lock_sha256 is not a sha256")
+        problems += _patch_problems(release.patches)
         if problems:
             raise ReleaseError("\n".join(f"release {release.name}: {problem}" for problem in problems))
         return release
 
     def describe(self) -> dict[str, Any]:
-        """As it stands in the manifest."""
+        """As it stands in the manifest; what is not there is left out, so that manifests of older runs stay true."""
+        more: dict[str, Any] = {}
+        if self.patches:
+            keys = ("name", "package", "file", "before", "after")
+            more["patches"] = [{key: patch.get(key) for key in keys} for patch in self.patches]
+        if self.environment:
+            more["environment"] = dict(self.environment)
         return {
             "name": self.name,
             "id": self.id,
@@ -116,7 +132,30 @@ class Release:
             "lock_sha256": self.lock_sha256,
             "interpreter": dict(self.interpreter) if self.interpreter else None,
             "overlaps": [{"winner": pair.winner, "loser": pair.loser} for pair in self.overlaps],
+            **more,
         }
+
+
+def _given(patch: Mapping[str, Any]) -> dict[str, Any]:
+    """A patch without the keys that an argument specification adds empty."""
+    return {key: value for key, value in patch.items() if value is not None}
+
+
+def _patch_problems(patches: Sequence[Mapping[str, Any]]) -> list[str]:
+    problems = []
+    files: dict[str, str] = {}
+    for patch in patches:
+        name, file = patch["name"], patch["file"]
+        if wrong := check_path(file):
+            problems.append(f"patch {name}: {wrong}")
+        problems += [
+            f"patch {name}: {key} is not a sha256" for key in ("before", "after") if not SHA256.fullmatch(patch[key])
+        ]
+        if ("edit" in patch) == ("diff" in patch):
+            problems.append(f"patch {name} must have either edit or diff")
+        if (other := files.setdefault(file, name)) != name:
+            problems.append(f"patches {other} and {name} both change {file}")
+    return problems
 
 
 @dataclass(frozen=True)
@@ -283,6 +322,11 @@ class Build:
         return self.directory / "lib" / f"python{self.release.python}" / "site-packages"
 
     @property
+    def tag(self) -> str:
+        """What Python names its bytecode by."""
+        return f"cpython-{self.release.python.replace('.', '')}"
+
+    @property
     def expected(self) -> Settled:
         if self.settled is None:
             raise ReleaseError("the overlaps were not settled before this step")
@@ -436,15 +480,29 @@ def _wrong_content(build: Build, path: str) -> str | None:
     return None if found[claim.algorithm] == claim.digest else found[claim.algorithm]
 
 
+def apply_patches(build: Build) -> None:
+    """The release's patches, on files that are what their wheels' RECORD says; the originals are kept beside."""
+    prefix = build.site_packages.relative_to(build.directory).as_posix()
+    originals = build.directory / ORIGINALS
+    for patch in build.release.patches:
+        apply_patch(build.site_packages, patch, originals)
+        if (originals / patch["file"]).is_file():
+            build.hashes[f"{ORIGINALS}/{patch['file']}"] = patch["before"]
+        # Bytecode that the wheel brought went with the source: the next step makes it from the patched one.
+        compiled = bytecode_path(f"{prefix}/{patch['file']}", build.tag)
+        if not (build.directory / compiled).exists():
+            build.hashes.pop(compiled, None)
+    build.hashes.update({f"{prefix}/{path}": after for path, after in expected_hashes(build.release.patches).items()})
+
+
 def add_bytecode(build: Build) -> None:
     """Bytecode beside every source: linked from a release that has the same source, else compiled."""
     prefix = f"lib/python{build.release.python}/site-packages/"
-    tag = f"cpython-{build.release.python.replace('.', '')}"
     sources = [path for path in build.hashes if path.startswith(prefix) and path.endswith(".py")]
     left = []
     made = set()
     for path in sources:
-        compiled = bytecode_path(path, tag)
+        compiled = bytecode_path(path, build.tag)
         if compiled in build.hashes:
             continue  # the wheel brings it
         digest = _linked_bytecode(build, path, compiled)
@@ -453,7 +511,7 @@ def add_bytecode(build: Build) -> None:
         else:
             build.hashes[compiled] = digest
     build.uncompiled = compile_bytecode(build.directory / "bin" / "python", build.site_packages, left)
-    made = {bytecode_path(prefix + path, tag) for path in set(left) - set(build.uncompiled)}
+    made = {bytecode_path(prefix + path, build.tag) for path in set(left) - set(build.uncompiled)}
     build.hashes.update((path, digests["sha256"]) for path, digests in hash_files(build.directory, sorted(made)))
 
 
@@ -479,6 +537,7 @@ def seal(build: Build) -> None:
     packages = {record.name: record.version for record in build.records}
     about = {
         "release": build.release.describe(),
+        "flashinfer": dict(build.release.flashinfer) if build.release.flashinfer else None,
         "uv": str(build.site.uv["version"]),
         "interpreter": os.fspath(build.python),
         "packages": packages,
@@ -503,6 +562,7 @@ STEPS: list[tuple[str, Callable[[Build], None]]] = [
     ("install", install),
     ("overlaps", settle_overlaps),
     ("record", check_against_record),
+    ("patches", apply_patches),
     ("bytecode", add_bytecode),
     ("manifest", seal),
     ("place", move_into_place),
@@ -535,7 +595,7 @@ def build_release(site: Site, release: Release, outcome: Outcome, lock: bytes) -
         for name, step in STEPS:
             with _timed(outcome, name):
                 step(build)
-    except (VenvError, RecordError, BytecodeError, ManifestError, OSError) as error:
+    except (VenvError, RecordError, PatchError, BytecodeError, ManifestError, OSError) as error:
         full = (
             isinstance(error, DiskFull)
             or (isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT})

@@ -33,6 +33,10 @@ options:
     description: Releases of the site by name, C(vllm_releases).
     type: dict
     default: {}
+  patches:
+    description: Patches of the site by name, C(vllm_patches). They are part of a release's id, not of the bundle.
+    type: dict
+    default: {}
   models:
     description: Models to stage.
     type: list

@@ -16,6 +16,7 @@ description:
     of the host's pip or uv configuration, environment or proxies.
   - Where wheels claim one path with different content, the winner that the release names stands. A contradiction
     that the release does not settle is refused.
+  - Patches that a release names are applied to copies of its files; other releases and the cache keep theirs.
   - Every file is compared with its wheel's RECORD, also what came out of uv's cache. Files that are hard links to those
     of another release on the host, unchanged since that was checked, are taken by size and time unless O(verify=full).
   - Releases share unchanged files, bytecode included, by hard links.
@@ -71,6 +72,48 @@ options:
             description: The package whose content goes.
             type: str
             required: true
+      patches:
+        description:
+          - Patches of its files, each guarded by the file's sha256 before and after; see docs/patches.md.
+          - Applied once every file is what its wheel says, before the release is moved into place. The files as their
+            wheels brought them are kept in C(originals/).
+        type: list
+        elements: dict
+        default: []
+        suboptions:
+          name:
+            description: The patch's name in the catalogue.
+            type: str
+            required: true
+          package:
+            description: The package that brings the file.
+            type: str
+          file:
+            description: The file's path in site-packages.
+            type: str
+            required: true
+          before:
+            description: sha256 of the file as the wheel brings it.
+            type: str
+            required: true
+          after:
+            description: sha256 of the patched file.
+            type: str
+            required: true
+          edit:
+            description: Steps of exact text, C({find, replace, times}). Either this or O(releases[].patches[].diff).
+            type: list
+            elements: dict
+          diff:
+            description: A unified diff that fits line for line.
+            type: str
+      flashinfer:
+        description: What the release decides about FlashInfer on its own account, and why; kept in its manifest.
+        type: dict
+      environment:
+        description: What every instance of the release needs in its environment; kept in its manifest.
+        type: dict
+        default: {}
   mirror_url:
     description: Where the mirror serves the bundle. Needed unless releases are removed.
     type: str
@@ -195,6 +238,15 @@ from ..module_utils.release import (
 
 def main() -> None:
     pair = {"winner": {"type": "str", "required": True}, "loser": {"type": "str", "required": True}}
+    patch = {
+        "name": {"type": "str", "required": True},
+        "package": {"type": "str"},
+        "file": {"type": "str", "required": True},
+        "before": {"type": "str", "required": True},
+        "after": {"type": "str", "required": True},
+        "edit": {"type": "list", "elements": "dict"},
+        "diff": {"type": "str"},
+    }
     entry = {
         "name": {"type": "str", "required": True},
         "id": {"type": "str", "required": True},
@@ -204,6 +256,9 @@ def main() -> None:
         "lock_sha256": {"type": "str", "required": True},
         "interpreter": {"type": "dict"},
         "overlaps": {"type": "list", "elements": "dict", "default": [], "options": pair},
+        "patches": {"type": "list", "elements": "dict", "default": [], "options": patch},
+        "flashinfer": {"type": "dict"},
+        "environment": {"type": "dict", "default": {}},
     }
     module = AnsibleModule(
         argument_spec={

@@ -271,6 +271,15 @@ def _gpu(device: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Findi
             f"{wanted['compute_capability']} for {wanted['for']}",
             "Choose a profile for this GPU.",
         )
+    architecture = f"sm{(device['compute_capability'] or '').replace('.', '')}"
+    if capability is not None and wanted["architectures"] and architecture not in wanted["architectures"]:
+        yield _finding(
+            "gpu-architecture",
+            f"{name} is {architecture}",
+            f"{', '.join(wanted['architectures'])}, for which release {wanted['release']} of {wanted['for']} is made",
+            "Choose a release that is made for this GPU (catalogue/releases, key for).",
+            WARNING,
+        )
     foreign = [process for process in device["processes"] if "vllm" not in (process["name"] or "").lower()]
     if foreign and (device["memory_used_mib"] or 0) > _BUSY_MIB:
         names = ", ".join(f"{process['name'] or 'a process'} ({process['pid']})" for process in foreign)

@@ -28,10 +28,18 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from ..module_utils.atomic import sha256_bytes, write_file
-from .lock import parse_lock
+from .flashinfer_set import known_pins, pins_of_metadata, set_problems
+from .lock import Pin, parse_lock
 from .package_sources import IndexFile, PackageSources, PipConfiguration, SourceError, pip_configuration
 from .release_definition import Release, ReleaseError, load_release
-from .wheels import build_metadata_wheel, canonical_version, split_wheel_name, target_tags, wheel_rank
+from .wheels import (
+    build_metadata_wheel,
+    canonical_version,
+    read_metadata,
+    split_wheel_name,
+    target_tags,
+    wheel_rank,
+)
 
 _JSON = "application/vnd.pypi.simple.v1+json"
 
@@ -185,7 +193,8 @@ def build_lock(release: Release, default: PipConfiguration, uv: str = "uv") -> t
         The lock's text, and warnings about sources that could not be asked though others answered.
 
     Raises:
-        LockBuildError: uv is missing or found no solution; what the sources said is part of the message.
+        LockBuildError: uv is missing or found no solution (what the sources said is part of the message), or what it
+            found mixes FlashInfer's packages without saying so.
     """
     sources = PackageSources.of(release, default)
     with _served(release, sources) as (index, failures), tempfile.TemporaryDirectory() as scratch:
@@ -232,7 +241,32 @@ def build_lock(release: Release, default: PipConfiguration, uv: str = "uv") -> t
             raise LockBuildError(
                 f"Release {release.name}: {filename} is built here, but nothing in the closure asks for it"
             )
+    vllm_pins = _vllm_pins(release, sources, pins.get("vllm"))
+    if vllm_pins is None:
+        said.append(f"what vLLM {release.vllm} itself pins of FlashInfer, so the lock was not compared with that")
+    versions = {name: pin.version for name, pin in pins.items()}
+    where = f"release {release.name}"
+    problems = set_problems(versions, release.vllm, vllm_pins, release.flashinfer, release.variant, where)
+    if problems:
+        raise LockBuildError("\n".join(f"{one['where']}: {one['what']}. {one['remedy']}" for one in problems))
     return text, said
+
+
+def _vllm_pins(release: Release, sources: PackageSources, pin: Pin | None) -> dict[str, str] | None:
+    """What vLLM pins of FlashInfer: by the locked wheel's own METADATA, else by the catalogue; None where neither can.
+
+    The catalogue comes second: a wheel from another index may ask for something else under the same version.
+    """
+    if release.variant == "cpu" or pin is None:
+        return {}
+    for found in sources.ask("vllm", pin.version).files:
+        if found.sha256 not in pin.hashes:
+            continue
+        if found.url.startswith("file://"):
+            return pins_of_metadata(read_metadata(urllib.request.url2pathname(urllib.parse.urlsplit(found.url).path)))
+        if found.core_metadata and (content := sources.metadata(found)) is not None:
+            return pins_of_metadata(content)
+    return known_pins(release.vllm)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -245,6 +279,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default = pip_configuration()
         for name in options.release:
             release = load_release(name)
+            if release.lock_of != name:
+                raise LockBuildError(
+                    f"Release {name} takes the lock of {release.lock_of}. Make that one: make lock "
+                    f"RELEASE={release.lock_of}"
+                )
             text, warnings = build_lock(release, default, options.uv)
             for warning in warnings:
                 print(f"{name}: not asked: {warning}", file=sys.stderr)

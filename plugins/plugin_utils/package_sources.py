@@ -231,6 +231,15 @@ class PackageSources:
                         answer.files.append(found)
         return answer
 
+    def metadata(self, file: IndexFile) -> bytes | None:
+        """METADATA of a wheel whose index serves it beside the file (PEP 658); None where it does not after all.
+
+        Raises:
+            SourceError: the index cannot be asked.
+        """
+        found = self._fetch(f"{file.url}.metadata")
+        return None if found is None else found[0]
+
     def authorization(self, url: str) -> dict[str, str]:
         """Headers with the credentials that belong to this address's host; empty where there are none."""
         origin = origin_of(url)

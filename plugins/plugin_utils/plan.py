@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from .catalogue import COLLECTION, inventory_spec, read_yaml
+from .flashinfer_set import VERSION_CHECK_SWITCH
+from .patch_catalogue import Patch, PatchCatalogueError, load_patches, patches_for
 from .plan_layers import Layer, layer, merge_all, resolve
 from .profile import Profile, load_profiles
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
@@ -94,6 +96,8 @@ class _Composition:
                 if result is not None:
                     self.set[name] = result
         self.profiles: dict[str, Profile | None] = load_profiles(self.value("vllm_profiles"), self.problems)
+        self.wrong_patches: set[str] = set()
+        self.patches = self._patches()
         self.releases: dict[str, Release | None] = {}
         self.releases_root = self.value("uv_venv_root").rstrip("/") + "/releases"
         self.models_root = self.value("hf_cache_root").rstrip("/")
@@ -130,6 +134,7 @@ class _Composition:
             "packages": self._packages(instances, releases, catalogue),
             "firewall": {"ports": self._firewall_ports(instances)},
             "needs": self._needs(instances, releases, catalogue),
+            "notes": self._notes(instances, releases),
             "problems": self.problems,
             "origins": self.origins,
         }
@@ -144,6 +149,19 @@ class _Composition:
     def _is_wrong(self, where: str) -> bool:
         """Whether a problem names this place or one within it: what follows from it is not said again."""
         return any(re.match(re.escape(where) + r"($|[.\[])", found["where"]) for found in self.problems)
+
+    def _patches(self) -> dict[str, Patch]:
+        """The shipped patches, and the site's where they are right: one that is wrong harms what names it alone."""
+        right: dict[str, Any] = {}
+        for name, definition in self.value("vllm_patches").items():
+            try:
+                load_patches({name: definition})
+            except PatchCatalogueError as error:
+                self.problems.extend(error.problems)
+                self.wrong_patches.add(name)
+            else:
+                right[name] = definition
+        return load_patches(right)
 
     # -- one instance ----------------------------------------------------------------------------------------------
 
@@ -166,7 +184,10 @@ class _Composition:
         release = self._release(where, chosen.get("release"), chosen_from)
         if profile is None:
             return None
-        settings, origins = resolve(merge_all(self._base(name, release), profile.settings, *upper))
+        decided = layer({}, "")
+        if release is not None and (own := release.flashinfer.environment()):
+            decided = layer({"environment": own}, f"release {release.name}")
+        settings, origins = resolve(merge_all(self._base(name, release), profile.settings, decided, *upper))
         if release is not None:
             self._check_fit(where, profile, release)
 
@@ -181,7 +202,7 @@ class _Composition:
         gpus = self._gpus(where, settings, release)
         served = settings.get("served_model_name") or model
         serve = self._serve(where, settings.get("serve") or {}, origins, gpus)
-        environment = self._environment(where, settings.get("environment") or {}, origins)
+        environment = self._environment(where, settings.get("environment") or {}, origins, release)
         secrets = self._secrets(name, environment)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
@@ -222,6 +243,7 @@ class _Composition:
             "_models": [found for found in (model, draft) if found is not None],
             "_networks": networks,
             "_profile": profile,
+            "_release": release,
         }
 
     def _profile(self, where: str, name: str | None, origins: Mapping[tuple[str, ...], str]) -> Profile | None:
@@ -257,17 +279,22 @@ class _Composition:
             self._wrong(place, f"there is no release {name!r}", nearest(name, known).capitalize())
             return None
         try:
-            release = load_release(name, site)
+            release = load_release(name, site, patches=self.patches)
+            mixed = release.set_problems()
         except (ReleaseError, OSError, TypeError) as error:
+            if self.wrong_patches & {*_named_patches(site.get(name))}:
+                return None
             self._wrong(f"vllm_releases.{name}" if name in site else place, str(error), "Correct the definition.")
             return None
         if release.lock_sha256 is None:
             self._wrong(
                 place,
                 f"release {name} has no lock, so nothing says which files it is made of",
-                f"Make it where its indexes can be reached (make lock RELEASE={name}), or use a release with one.",
+                f"Make it where its indexes can be reached (make lock RELEASE={release.lock_of}), or use a release "
+                "with one.",
             )
             return None
+        self.problems.extend(mixed)
         self.releases[name] = release
         return release
 
@@ -308,12 +335,19 @@ class _Composition:
         return layer({"environment": environment, "serve": serve}, "collection")
 
     def _check_fit(self, where: str, profile: Profile, release: Release) -> None:
-        for reason in profile.refusals(release.vllm):
+        carried = [chosen.patch.name for chosen in release.patches.apply]
+        refusals = profile.refusals(release.vllm, carried, release.locked())
+        for refusal in refusals:
+            remedy = "Choose another release, or a profile in vllm_profiles that extends this one with its own range."
+            if refusal.patch:
+                remedy = self._patched_release(refusal.patch, release)
             self._wrong(
                 f"{where}.release",
-                f"profile {profile.name} does not work with vLLM {release.vllm} of release {release.name}: {reason}",
-                "Choose another release, or a profile in vllm_profiles that extends this one with its own range.",
+                f"profile {profile.name} does not work with vLLM {release.vllm} of release {release.name}: "
+                f"{refusal.reason}",
+                remedy,
             )
+        self._check_patches(where, profile, release, {refusal.patch for refusal in refusals})
         accelerator = profile.about.get("accelerator")
         variant = "cpu" if release.variant == "cpu" else "cuda"
         if accelerator and accelerator != variant:
@@ -322,6 +356,40 @@ class _Composition:
                 f"profile {profile.name} is for {accelerator}, release {release.name} is a {release.variant} build",
                 f"Choose a release for {accelerator}.",
             )
+
+    def _check_patches(self, where: str, profile: Profile, release: Release, said: Collection[str | None]) -> None:
+        """Whether the release carries what the profile needs with this vLLM; ``said`` is known to be missing."""
+        wanted = [name for name in profile.patches if name not in said]
+        if self.wrong_patches & {*wanted}:
+            return
+        place = f"vllm_profiles.{profile.name}.patches" if profile.name in self.value("vllm_profiles") else ""
+        try:
+            needed = patches_for(
+                release.vllm, wanted, self.patches, release.locked(), place or f"profile {profile.name}.patches"
+            )
+        except PatchCatalogueError as error:
+            self.problems.extend(found for found in error.problems if found not in self.problems)
+            return
+        for chosen in needed.apply:
+            if not release.carries(chosen.patch.name):
+                self._wrong(
+                    f"{where}.release",
+                    f"profile {profile.name} needs patch {chosen.patch.name} with {chosen.patch.package} "
+                    f"{chosen.version}, and release {release.name} lacks it: {chosen.patch.why.strip()}",
+                    self._patched_release(chosen.patch.name, release),
+                )
+
+    def _patched_release(self, patch: str, release: Release) -> str:
+        """How to come to a release with a patch."""
+        carrying = [name for name in shipped_releases() if patch in _shipped_patches(name)]
+        known = self.patches.get(patch)
+        past = [str(versions) for versions, _ in known.needless] if known else []
+        return (
+            "Choose a release that carries the patch"
+            + (f" ({', '.join(carrying)})" if carrying else "")
+            + (f", or one that does not need it ({' or '.join(past)})" if past else "")
+            + f"; or define one in vllm_releases with patches: [{patch}] and the lock of {release.name}."
+        )
 
     def _model_name(self, where: str, settings: Mapping[str, Any], key: str) -> str | None:
         name: str | None = settings.get(key)
@@ -487,16 +555,40 @@ class _Composition:
         """Where a setting was written: the variable's path, or the profile's."""
         origin = next((origins[key] for key in origins if key[: len(path)] == path), "")
         dotted = ".".join(path)
-        if origin.startswith(("vllm_", "profile ")):
+        if origin.startswith(("vllm_", "profile ", "release ")):
             return f"{origin}.{dotted}"
         return f"{where}.{dotted}"
 
-    def _environment(self, where: str, environment: Any, origins: Mapping[tuple[str, ...], str]) -> dict[str, str]:
+    def _environment(
+        self,
+        where: str,
+        environment: Any,
+        origins: Mapping[tuple[str, ...], str],
+        release: Release | None,
+    ) -> dict[str, str]:
         result: dict[str, str] = {}
         if not isinstance(environment, dict):
             return result
+        decided = {} if release is None else release.flashinfer.environment()
+        for name in decided.keys() - environment.keys():
+            self._wrong(
+                f"{where}.environment.{name}",
+                f"is removed, and release {release.name if release else ''} is made to run with it",
+                "Leave it, or choose a release whose FlashInfer packages are one set.",
+            )
         for name, value in environment.items():
             place = self._setting(where, ("environment", name), origins)
+            if name == VERSION_CHECK_SWITCH:
+                if value == decided.get(name):
+                    result[name] = value
+                elif release is not None:
+                    self._wrong(
+                        place,
+                        "is a release's decision: it lets FlashInfer run with parts that do not belong together",
+                        "Remove it. If the mix is meant, declare it in a release: flashinfer with overrides, a reason "
+                        "and disable_version_check: true.",
+                    )
+                continue
             if not ENVIRONMENT_NAME.fullmatch(name):
                 self._wrong(place, f"{name!r} is no name of an environment variable", "Use letters, digits and _.")
             elif name.startswith(OWNED_PREFIX) or value != OFFLINE.get(name, value):
@@ -519,6 +611,8 @@ class _Composition:
                 self._wrong(f"{where}.{name}", "is no name of an environment variable", "Use letters, digits and _.")
             elif name.startswith(OWNED_PREFIX):
                 self._wrong(f"{where}.{name}", "is set by the collection and open to nobody", "Remove it.")
+            elif name == VERSION_CHECK_SWITCH:
+                self._wrong(f"{where}.{name}", "is a release's decision, and no secret", "Remove it.")
             elif name in environment or name in OFFLINE:
                 self._wrong(f"{where}.{name}", "stands in the environment, too", "Keep one of the two.")
             elif not isinstance(value, str) or not value:
@@ -674,6 +768,8 @@ class _Composition:
                     "named": found["gpus"],
                     "memory_gib": wanted.get("gpu_memory_gib"),
                     "compute_capability": wanted.get("compute_capability"),
+                    "architectures": list(found["_release"].architectures),
+                    "release": found["release"],
                     "for": f"instance {found['name']}",
                 }
                 for found, (_, wanted) in zip(instances, hardware, strict=True)
@@ -690,6 +786,30 @@ class _Composition:
             # A host whose apt has been told no mirror yet cannot say what that mirror will have.
             "apt_source": self.value("host_base_apt_source") is not None,
         }
+
+    def _notes(self, instances: Sequence[Mapping[str, Any]], releases: Sequence[Release]) -> list[dict[str, str]]:
+        """What is right and worth knowing."""
+        notes = [
+            {"where": f"release {release.name}", "what": f"patch {one.name} is left out: {one.reason}"}
+            for release in releases
+            for one in release.patches.needless
+        ]
+        notes += [
+            {"where": f"release {release.name}", "what": f"FlashInfer is its own choice: {release.flashinfer.reason}"}
+            for release in releases
+            if release.flashinfer.reason
+        ]
+        for instance in instances:
+            release, profile = instance["_release"], instance["_profile"]
+            if release.profiles and not set(release.profiles) & set(profile.chain):
+                notes.append(
+                    {
+                        "where": f"vllm_instances.{instance['name']}.release",
+                        "what": f"release {release.name} is made for {', '.join(release.profiles)}; "
+                        f"nobody has said that it suits {profile.name}",
+                    }
+                )
+        return notes
 
     def _mirror_port(self) -> int:
         return self.value("wheel_mirror_port")
@@ -760,6 +880,15 @@ class _Composition:
                     "the host has no instance of that name",
                     f"Set secrets where the instance is set; {nearest(name, instances)}",
                 )
+
+
+def _named_patches(definition: Any) -> list[str]:
+    names = definition.get("patches") if isinstance(definition, dict) else None
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _shipped_patches(release: str) -> list[str]:
+    return _named_patches(read_yaml(COLLECTION / "catalogue" / "releases" / f"{release}.yml"))
 
 
 def _is_json(value: Any) -> bool:

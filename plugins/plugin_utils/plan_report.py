@@ -64,6 +64,7 @@ def plan_table(plan: Mapping[str, Any]) -> str:
         for path, value in leaves({key: value for key, value in instance.items() if key != "name"}, prefix):
             dotted = ".".join(path)
             rows.append((dotted, origins.get(dotted, ""), _short(value)))
+    rows.extend((f"notes.{note['where']}", "", note["what"]) for note in plan.get("notes", []))
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return "\n".join(
         [plan["host"], *(f"  {path:<{first}}  {origin:<{second}}  {value}" for path, origin, value in rows)]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,15 @@ from .plan_layers import Branch, Layer, layer, merge, resolve
 from .role_variables import Problem, checked, nearest, problem
 
 # What a profile says about itself; the rest are settings, the lowest layer of an instance.
-_ABOUT = ("description", "extends", "accelerator", "hardware", "vllm", "packages")
+_ABOUT = ("description", "extends", "accelerator", "hardware", "vllm", "patches", "packages")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a profile does not work with a release, and the patch that would change that, if one does."""
+
+    reason: str
+    patch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -24,24 +32,48 @@ class Profile:
     """What a model needs on a kind of hardware.
 
     Attributes:
-        about: accelerator, hardware, vllm, packages of the profile, resolved.
+        about: accelerator, hardware, vllm, patches, packages of the profile, resolved.
         settings: its layer of an instance's settings; origins name the profile each value was written in.
+        chain: its name and those of the profiles that it extends.
     """
 
     name: str
     about: Mapping[str, Any]
     settings: Layer
+    chain: tuple[str, ...] = ()
 
-    def refusals(self, vllm: str) -> list[str]:
-        """Why this profile does not work with a vLLM version; empty where it does."""
+    @property
+    def patches(self) -> tuple[str, ...]:
+        """The patches that it needs where vLLM's version has the fault."""
+        return tuple(self.about.get("patches") or ())
+
+    def refusals(
+        self, vllm: str, patches: Collection[str] = (), locked: Mapping[str, str] | None = None
+    ) -> list[Refusal]:
+        """Why this profile does not work with a release; empty where it does.
+
+        Args:
+            patches: the names of those that the release carries: a range whose ``patch`` is among them is open.
+            locked: the versions of its packages: a range whose ``unless`` they fulfil is open.
+        """
         versions = self.about.get("vllm") or {}
-        if versions.get("versions") and Version(vllm) not in SpecifierSet(versions["versions"], prereleases=True):
-            return [f"it is for vLLM {versions['versions']}"]
+        if versions.get("versions") and not _within(vllm, versions["versions"]):
+            return [Refusal(f"it is for vLLM {versions['versions']}")]
         return [
-            f"vLLM {refused['versions']}: {refused['because']}"
+            Refusal(f"vLLM {refused['versions']}: {refused['because']}", refused.get("patch"))
             for refused in versions.get("refused") or []
-            if Version(vllm) in SpecifierSet(refused["versions"], prereleases=True)
+            if _within(vllm, refused["versions"])
+            and refused.get("patch") not in patches
+            and not _fulfilled(refused.get("unless") or {}, locked or {})
         ]
+
+
+def _within(version: str, versions: str) -> bool:
+    return Version(version) in SpecifierSet(versions, prereleases=True)
+
+
+def _fulfilled(unless: Mapping[str, str], locked: Mapping[str, str]) -> bool:
+    return bool(unless) and all(name in locked and _within(locked[name], versions) for name, versions in unless.items())
 
 
 def load_profiles(site: Mapping[str, Any], problems: list[Problem]) -> dict[str, Profile | None]:
@@ -78,7 +110,10 @@ def _load(name: str, sources: Mapping[str, tuple[str, Any]], problems: list[Prob
     settings = Branch({key: value for key, value in merged.children.items() if key not in _ABOUT})
     versions = about.get("vllm") or {}
     wrong = False
-    for text in (versions.get("versions"), *(refused.get("versions") for refused in versions.get("refused") or [])):
+    ranges = [versions.get("versions")]
+    for refused in versions.get("refused") or []:
+        ranges += [refused.get("versions"), *(refused.get("unless") or {}).values()]
+    for text in ranges:
         try:
             SpecifierSet(text or "")
         except InvalidSpecifier:
@@ -86,7 +121,7 @@ def _load(name: str, sources: Mapping[str, tuple[str, Any]], problems: list[Prob
             problems.append(
                 problem(f"{sources[name][0]}.vllm", f"{text!r} is no version range", 'Write it like ">=0.28.0,<0.34".')
             )
-    return None if wrong else Profile(name, about, settings)
+    return None if wrong else Profile(name, about, settings, tuple(chain))
 
 
 def checked_shipped_profiles() -> list[Problem]:

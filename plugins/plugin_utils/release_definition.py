@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+
+from .flashinfer_set import Declaration, FlashInferError, known_pins, parse_declaration, set_problems
+from .lock import LockError, parse_lock
+from .patch_catalogue import Patch, PatchCatalogueError, PatchChoice, load_patches, patches_for
+from .role_variables import Problem
 
 CATALOGUE = Path(__file__).resolve().parents[2] / "catalogue"
 DEFAULT_SOURCE = "default"
@@ -25,7 +31,11 @@ _VARIANT = re.compile(r"cpu|cu\d{3}")
 _PYTHON = re.compile(r"3\.\d{1,2}")
 _PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_2_(\d{2})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_WHERE = ("description", "indexes", "sources", "lock")  # say what for and from where, not what: no part of the id
+_ARCHITECTURE = re.compile(r"cpu|sm\d{2,3}")
+# Say what for and from where, not what: no part of the id. Of `patches` and `flashinfer` counts what they come to.
+_APART = ("description", "for", "indexes", "sources", "lock", "patches", "flashinfer")
+# What decides a lock: a release that takes another's has the same of each.
+_LOCKED = ("vllm", "variant", "python", "platform", "requirements", "overrides", "metadata_wheels")
 
 
 class ReleaseError(ValueError):
@@ -57,7 +67,12 @@ class Release:
         python: version the closure is locked for, such as ``3.12``.
         platform: ``<machine>-manylinux_2_<minor>``, the oldest C library a host may have.
         sources: normalised package name to the only sources it may come from, first match wins.
+        patches: those that are applied to its files, and those that its versions do not need.
+        flashinfer: what it decides about FlashInfer on its own account.
+        architectures: the GPU architectures it is made for, such as ``sm120``; ``cpu`` without a GPU.
+        profiles: the profiles it is made for.
         lock_path: where the lock lies or would lie.
+        lock_of: the release whose lock this is; the release's own name where it has one itself.
         lock_sha256: None while there is no lock; such a release cannot be bundled or installed.
     """
 
@@ -74,7 +89,12 @@ class Release:
     overlaps: tuple[Overlap, ...]
     interpreter: Mapping[str, str] | None
     description: str
+    patches: PatchChoice
+    flashinfer: Declaration
+    architectures: tuple[str, ...]
+    profiles: tuple[str, ...]
     lock_path: Path
+    lock_of: str
     lock_sha256: str | None
     id: str = field(default="")
 
@@ -101,9 +121,32 @@ class Release:
         if self.lock_sha256 is None:
             raise ReleaseError(
                 f"Release {self.name} has no lock ({self.lock_path} does not exist). "
-                f"Make it where its indexes can be reached: make lock RELEASE={self.name}"
+                f"Make it where its indexes can be reached: make lock RELEASE={self.lock_of}"
             )
         return self.lock_path.read_text(encoding="utf-8")
+
+    def locked(self) -> Mapping[str, str]:
+        """Every package of the lock with its version; none where there is no lock.
+
+        Raises:
+            ReleaseError: the lock cannot be trusted.
+        """
+        return {} if self.lock_sha256 is None else _locked(self.lock_path, self.lock_sha256)
+
+    def set_problems(self) -> list[Problem]:
+        """Whether the FlashInfer packages of its lock are one set, as far as the catalogue knows vLLM's own pins.
+
+        Raises:
+            ReleaseError: the lock cannot be trusted.
+        """
+        if self.lock_sha256 is None:
+            return []
+        where = f"release {self.name}"
+        return set_problems(self.locked(), self.vllm, known_pins(self.vllm), self.flashinfer, self.variant, where)
+
+    def carries(self, patch: str) -> bool:
+        """Whether a patch is applied to it."""
+        return any(chosen.patch.name == patch for chosen in self.patches.apply)
 
     def as_plan(self) -> dict[str, Any]:
         """The release as it stands in a plan (docs/design.md, ``releases``)."""
@@ -116,7 +159,33 @@ class Release:
             "lock_sha256": self.lock_sha256,
             "interpreter": dict(self.interpreter) if self.interpreter else None,
             "overlaps": [{"winner": o.winner, "loser": o.loser} for o in self.overlaps],
+            "patches": self.patches.as_plan(),
+            "flashinfer": _declared(self.flashinfer),
+            "environment": self.flashinfer.environment(),
         }
+
+
+@lru_cache(maxsize=64)
+def _locked(path: Path, sha256: str) -> Mapping[str, str]:
+    """Read once for all hosts."""
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ReleaseError(f"{path} was changed while it was read; run again")
+    try:
+        return {pin.name: pin.version for pin in parse_lock(content.decode(), str(path))}
+    except (LockError, UnicodeDecodeError) as error:
+        raise ReleaseError(str(error)) from error
+
+
+def _declared(declaration: Declaration) -> dict[str, Any] | None:
+    """The declaration as plain data, None where it says nothing."""
+    if declaration == Declaration():
+        return None
+    return {
+        "overrides": dict(declaration.overrides),
+        "reason": declaration.reason,
+        "disable_version_check": declaration.disable_version_check,
+    }
 
 
 def shipped_releases(catalogue: Path = CATALOGUE) -> list[str]:
@@ -124,19 +193,29 @@ def shipped_releases(catalogue: Path = CATALOGUE) -> list[str]:
     return sorted(path.stem for path in (catalogue / "releases").glob("*.yml"))
 
 
-def load_release(name: str, extra: Mapping[str, Any] | None = None, catalogue: Path = CATALOGUE) -> Release:
+def load_release(
+    name: str,
+    extra: Mapping[str, Any] | None = None,
+    catalogue: Path = CATALOGUE,
+    patches: Mapping[str, Patch] | None = None,
+) -> Release:
     """Read, check and identify one release.
 
     Args:
         extra: definitions from an inventory by name, looked up before the catalogue. Such a definition names its
-            lock's absolute path in ``lock``.
+            lock's absolute path in ``lock``, or a release whose lock is its own, too.
+        patches: all patches by name; the shipped ones where None.
 
     Raises:
         ReleaseError: unknown name or wrong definition; every problem is listed.
     """
     definition, where, lock_path = _find(name, extra or {}, catalogue)
     problems: list[str] = []
-    release = _parse(name, definition, lock_path, problems)
+    lock_of = name
+    if _shares_lock(definition):
+        lock_of = definition["lock"]
+        lock_path = _other_lock(definition, lock_of, extra or {}, catalogue, problems) or lock_path
+    release = _parse(name, definition, lock_path, lock_of, patches, problems)
     if problems:
         raise ReleaseError(f"{where}: " + "; ".join(problems))
     return release
@@ -167,12 +246,47 @@ def _find(name: str, extra: Mapping[str, Any], catalogue: Path) -> tuple[dict[st
     return definition, str(path), path.with_suffix(".txt")
 
 
-def _parse(name: str, definition: Any, lock_path: Path, problems: list[str]) -> Release:
+def _shares_lock(definition: Any) -> bool:
+    """Whether it names another release in ``lock``, and not a file."""
+    lock = definition.get("lock") if isinstance(definition, dict) else None
+    return isinstance(lock, str) and "/" not in lock
+
+
+def _other_lock(
+    definition: Mapping[str, Any], other: str, extra: Mapping[str, Any], catalogue: Path, problems: list[str]
+) -> Path | None:
+    """The lock of another release, which must be locked for the very same."""
+    try:
+        theirs, _, path = _find(other, extra, catalogue)
+    except ReleaseError as error:
+        problems.append(f"lock: {error}")
+        return None
+    if not isinstance(theirs, dict):
+        problems.append(f"lock: the definition of release {other} is no mapping")
+    elif _shares_lock(theirs):
+        problems.append(f"lock: release {other} has none of its own: name {theirs['lock']}, whose lock it takes")
+    elif unlike := [key for key in _LOCKED if (definition.get(key) or []) != (theirs.get(key) or [])]:
+        problems.append(
+            f"lock: release {other} is locked for other {', '.join(unlike)}: make them equal, or make a lock of its own"
+        )
+    else:
+        return path
+    return None
+
+
+def _parse(
+    name: str,
+    definition: Any,
+    lock_path: Path,
+    lock_of: str,
+    patches: Mapping[str, Patch] | None,
+    problems: list[str],
+) -> Release:
     if not isinstance(definition, dict):
         raise ReleaseError(f"release {name}: a definition is a mapping, found {type(definition).__name__}")
     known = {
         *("description", "vllm", "variant", "python", "platform", "requirements", "overrides", "metadata_wheels"),
-        *("indexes", "sources", "overlaps", "interpreter", "lock"),
+        *("indexes", "sources", "overlaps", "interpreter", "lock", "patches", "flashinfer", "for"),
     }
     if unknown := sorted(set(map(str, definition)) - known):
         problems.append(f"unknown keys {', '.join(unknown)} (known: {', '.join(sorted(known))})")
@@ -218,11 +332,29 @@ def _parse(name: str, definition: Any, lock_path: Path, problems: list[str]) -> 
     ):
         problems.append("interpreter must have exactly file (a name without a path) and sha256 (64 hex digits)")
     lock_sha256 = hashlib.sha256(lock_path.read_bytes()).hexdigest() if lock_path.is_file() else None
-    if "lock" in definition and not lock_path.is_absolute():
-        problems.append(f"lock is {str(lock_path)!r}, expected an absolute path, such as {{{{ inventory_dir }}}}/x.txt")
-    if "lock" in definition and lock_sha256 is None:
-        problems.append(f"lock {lock_path} does not exist")
-    identity = {key: value for key, value in definition.items() if key not in _WHERE}
+    if "lock" in definition and lock_of == name:
+        if not lock_path.is_absolute():
+            problems.append(
+                f"lock is {str(lock_path)!r}, expected an absolute path, such as {{{{ inventory_dir }}}}/x.txt"
+            )
+        if lock_sha256 is None:
+            problems.append(f"lock {lock_path} does not exist")
+    declaration = Declaration()
+    try:
+        declaration = parse_declaration(definition.get("flashinfer"), f"release {name}")
+    except FlashInferError as error:
+        problems.append(str(error))
+    architectures, profiles = _made_for(definition, problems)
+    chosen = PatchChoice((), ())
+    if definition.get("patches") and vllm and not problems:
+        chosen = _patches(definition["patches"], vllm, lock_path, lock_sha256, patches, problems)
+    identity = {key: value for key, value in definition.items() if key not in _APART}
+    # Left out where there is none, so that a release without patches keeps the id it had before there were any.
+    if chosen.apply:
+        identity["patches"] = chosen.as_plan()
+    if declaration != Declaration():
+        # Not the reason: another wording is not another release.
+        identity["flashinfer"] = [dict(declaration.overrides), declaration.disable_version_check]
     canonical = json.dumps([identity, lock_sha256], sort_keys=True, separators=(",", ":"))
     return Release(
         name=name,
@@ -238,10 +370,56 @@ def _parse(name: str, definition: Any, lock_path: Path, problems: list[str]) -> 
         overlaps=overlaps,
         interpreter=interpreter,
         description=str(definition.get("description", "")),
+        patches=chosen,
+        flashinfer=declaration,
+        architectures=architectures,
+        profiles=profiles,
         lock_path=lock_path,
+        lock_of=lock_of,
         lock_sha256=lock_sha256,
         id=f"{name}-{hashlib.sha256(canonical.encode()).hexdigest()[:8]}",
     )
+
+
+def _patches(
+    wanted: Any,
+    vllm: str,
+    lock_path: Path,
+    lock_sha256: str | None,
+    patches: Mapping[str, Patch] | None,
+    problems: list[str],
+) -> PatchChoice:
+    """The patches that the release names, for the versions that it locks."""
+    if not isinstance(wanted, list) or not all(isinstance(one, str) for one in wanted):
+        problems.append(f"patches is {wanted!r}, expected a list of names")
+        return PatchChoice((), ())
+    try:
+        known = load_patches() if patches is None else patches
+        locked = _locked(lock_path, lock_sha256) if lock_sha256 is not None else {}
+        return patches_for(vllm, wanted, known, locked)
+    except (PatchCatalogueError, ReleaseError) as error:
+        problems.append(str(error))
+        return PatchChoice((), ())
+
+
+def _made_for(definition: Mapping[str, Any], problems: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    value = definition.get("for", {})
+    if not isinstance(value, dict) or not set(value) <= {"architectures", "profiles"}:
+        problems.append(f"for is {value!r}, expected architectures and profiles, a list each")
+        return (), ()
+    lists = []
+    for key, pattern, form in (
+        ("architectures", _ARCHITECTURE, "such as sm120, or cpu"),
+        ("profiles", None, "names of profiles"),
+    ):
+        found = value.get(key, [])
+        if not isinstance(found, list) or not all(
+            isinstance(one, str) and (pattern is None or pattern.fullmatch(one)) for one in found
+        ):
+            problems.append(f"for.{key} is {found!r}, expected a list, {form}")
+            found = []
+        lists.append(tuple(found))
+    return lists[0], lists[1]
 
 
 def _requirements(definition: Mapping[str, Any], key: str, problems: list[str], prefix: str = "") -> tuple[str, ...]:

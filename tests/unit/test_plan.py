@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 RELEASE = load_release("0.28.0-cpu")
 RELEASE_ID = RELEASE.id
 
-# A site release of the CUDA kind with a real lock: the plan never opens it, only its hash counts here.
+# A site release of the CUDA kind with a real lock.
 CUDA_RELEASE = {
     "vllm": "0.31.0",
     "variant": "cu130",
     "python": "3.12",
     "platform": "x86_64-manylinux_2_36",
     "requirements": ["vllm==0.31.0"],
-    "lock": str(RELEASE.lock_path),
+    "lock": str(load_release("0.31.0-cu130").lock_path),
 }
 TINY: dict[str, Any] = {
     "vllm_mirror_url": "http://mirror1",
@@ -456,14 +456,14 @@ BAD = [
     (
         "vLLM too old for the profile",
         GPU,
-        {"vllm_releases": {"site-cu130": {**CUDA_RELEASE, "vllm": "0.28.0"}}},
+        {"vllm_release": "0.28.0-cu130"},
         "vllm_instances.glm.release",
         "dense prefill",
     ),
     (
         "vLLM outside the profile's range",
         GPU,
-        {"vllm_releases": {"site-cu130": {**CUDA_RELEASE, "vllm": "0.24.0"}}},
+        {"vllm_releases": {"site-cu130": {**CUDA_RELEASE, "vllm": "0.24.0"}}},  # nobody knows what it pins
         "vllm_instances.glm.release",
         "it is for vLLM >=0.25.0",
     ),
@@ -641,7 +641,7 @@ ANYTHING = st.recursive(
 )
 NAMES = [
     *sorted(TINY),
-    *("vllm_profiles", "vllm_releases", "vllm_secrets", "vllm_group_overrides", "vllm_host_overrides"),
+    *("vllm_profiles", "vllm_releases", "vllm_patches", "vllm_secrets", "vllm_group_overrides", "vllm_host_overrides"),
     *("vllm_service_stop_timeout_s", "cache_dirs_root", "vllm_mirror_networks"),
 ]
 KEYS = st.sampled_from(["profile", "release", "model", "draft_model", "host", "port", "gpus", "networks"])
