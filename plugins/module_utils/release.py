@@ -137,8 +137,13 @@ class Release:
 
 
 def _given(patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A patch without the keys that an argument specification adds empty."""
-    return {key: value for key, value in patch.items() if value is not None}
+    """A patch with all it needs, and without the keys that an argument specification adds empty.
+
+    Raises:
+        KeyError: something is missing.
+    """
+    needed = {key: str(patch[key]) for key in ("name", "file", "before", "after")}
+    return {key: value for key, value in patch.items() if value is not None} | needed
 
 
 def _patch_problems(patches: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from .catalogue import inventory_spec, shipped_profiles
@@ -73,7 +74,8 @@ def _within(version: str, versions: str) -> bool:
 
 
 def _fulfilled(unless: Mapping[str, str], locked: Mapping[str, str]) -> bool:
-    return bool(unless) and all(name in locked and _within(locked[name], versions) for name, versions in unless.items())
+    found = {canonicalize_name(name): versions for name, versions in unless.items()}
+    return bool(found) and all(name in locked and _within(locked[name], versions) for name, versions in found.items())
 
 
 def load_profiles(site: Mapping[str, Any], problems: list[Problem]) -> dict[str, Profile | None]:

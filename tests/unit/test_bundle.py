@@ -22,6 +22,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.bundle_manifest import
     BundleManifestError,
     parse_bundle_manifest,
 )
+from ansible_collections.onprem.vllm.plugins.plugin_utils import lock_build
 from ansible_collections.onprem.vllm.plugins.plugin_utils.bundle import (
     BundleError,
     BundleRequest,
@@ -610,6 +611,64 @@ def test_a_lock_with_a_wheel_built_here(site, index):
     pins = {pin.name: pin for pin in parse_lock(text, "x")}
     assert set(pins) == {"engine", "vllm"}
     assert pins["vllm"].hashes == {digest(build_metadata_wheel("vllm", "1.0+cpu", ["engine==1.0"])[1])}
+
+
+FLASHINFER = {"vllm": "0.28.0", "variant": "cu130"}
+
+
+def test_a_mixed_flashinfer_set_is_not_locked(site, index):
+    """Today's `pip install -U flashinfer-python flashinfer-cubin`, as it comes out of a default index."""
+    site.definition |= FLASHINFER | {"requirements": ["vllm==0.28.0", "flashinfer-cubin"]}
+    index.add(site.make("vllm", "0.28.0", requires=["flashinfer-python==0.6.16.post3"]))
+    index.add(site.make("flashinfer-python", "0.6.16.post3"))
+    index.add(site.make("flashinfer-cubin", "0.6.13"))
+    with pytest.raises(LockBuildError) as caught:
+        lock(site)
+    said = str(caught.value)
+    assert "not one set: flashinfer-cubin 0.6.13, flashinfer-python 0.6.16.post3" in said
+    assert "flashinfer-cubin 0.6.16.post3 from https://flashinfer.ai/whl" in said
+    index.add(site.make("flashinfer-cubin", "0.6.16.post3"))
+    text, warnings = lock(site)
+    assert "flashinfer-cubin==0.6.16.post3" in text
+    assert warnings == []
+
+
+def test_an_override_of_vllms_pin_must_be_declared(site, index):
+    site.definition |= FLASHINFER | {"requirements": ["vllm==0.28.0"], "overrides": ["flashinfer-python==0.6.18"]}
+    index.add(site.make("vllm", "0.28.0", requires=["flashinfer-python==0.6.16.post3"]))
+    index.add(site.make("flashinfer-python", "0.6.18"))
+    with pytest.raises(LockBuildError, match=r"vLLM 0\.28\.0 pins 0\.6\.16\.post3.*flashinfer: \{overrides:"):
+        lock(site)
+    site.definition["flashinfer"] = {"overrides": {"flashinfer-python": "0.6.18"}, "reason": "Measured."}
+    assert "flashinfer-python==0.6.18" in lock(site)[0]
+
+
+def test_the_locked_wheel_says_what_it_pins_before_the_catalogue_does(site, tmp_path):
+    offered = tmp_path / "offered"
+    offered.mkdir()
+    site.definition |= FLASHINFER | {
+        "requirements": ["vllm==0.28.0"],
+        "indexes": {"own": offered.as_uri()},
+        "sources": {"vllm": ["own"], "flashinfer-python": ["own"]},
+    }
+    for wheel in (
+        site.make("vllm", "0.28.0", requires=["flashinfer-python>=0.6", "flashinfer-cubin==0.6.18; extra == 'x'"]),
+        site.make("flashinfer-python", "0.6.18"),
+    ):
+        wheel.rename(offered / wheel.name)
+    assert "flashinfer-python==0.6.18" in lock(site)[0]
+
+
+def test_a_version_that_neither_wheel_nor_catalogue_can_tell_of_is_said(site, index):
+    site.definition |= {"vllm": "0.99.0", "variant": "cu130", "requirements": ["vllm==0.99.0"]}
+    index.add(site.make("vllm", "0.99.0"))
+    _, (warning,) = lock(site)
+    assert "what vLLM 0.99.0 itself pins of FlashInfer" in warning
+
+
+def test_a_release_that_takes_anothers_lock_is_not_locked_itself(capsys):
+    assert lock_build.main(["0.28.0-cu130-sm120"]) == 1
+    assert "make lock RELEASE=0.28.0-cu130" in capsys.readouterr().err
 
 
 def test_a_lock_that_cannot_be_made_says_what_uv_and_the_sources_said(site):

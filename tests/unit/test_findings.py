@@ -231,6 +231,20 @@ def test_warnings() -> None:
     }
 
 
+def test_a_gpu_that_the_release_is_not_made_for_is_a_warning() -> None:
+    newer = facts(GPU, lambda f: f["gpu"].update(devices=[device(0, compute_capability="13.0")]))
+    (found,) = compare(GPU, newer)
+    assert (found["id"], found["severity"], found["found"]) == (
+        "gpu-architecture",
+        "warning",
+        "GPU 0 (NVIDIA L40S) is sm130",
+    )
+    assert "for which release 0.31.0-cu130 of instance" in found["needed"]
+    open_to_all = copy.deepcopy(GPU)
+    open_to_all["needs"]["gpus"][0]["architectures"] = []  # a site's release that says nothing
+    assert compare(open_to_all, newer) == []
+
+
 def test_all_findings_at_once_errors_first() -> None:
     def change(f: dict[str, Any]) -> None:
         f.update(os={"id": "", "version": "", "name": ""}, machine="aarch64", glibc=[2, 28], pythons={"3.11": None})

@@ -7,6 +7,8 @@ import json
 from typing import Any
 
 import pytest
+import yaml
+from ansible_collections.onprem.vllm.plugins.plugin_utils.catalogue import shipped_profiles
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_report import plan_table, problem_report
 from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition import load_release
@@ -45,6 +47,20 @@ GPU: dict[str, Any] = {
 }
 
 
+SM120 = "sm120-sparse-mla-dense-prefill"
+CPU_RELEASE = {
+    **yaml.safe_load(RELEASE.lock_path.with_suffix(".yml").read_text(encoding="utf-8")),
+    "lock": "0.28.0-cpu",
+}
+PROFILE = shipped_profiles()["tiny-cpu"]
+# A release that runs a mix of FlashInfer's packages and says so; on a CPU there is none, and the plan does not mind.
+MIXED: dict[str, Any] = {
+    **TINY,
+    "vllm_release": "mixed",
+    "vllm_releases": {
+        "mixed": {**CPU_RELEASE, "flashinfer": {"disable_version_check": True, "reason": "Measured on our GPUs."}}
+    },
+}
 MIRROR: dict[str, Any] = {
     "wheel_mirror_bundle": "/srv/bundle",
     "vllm_mirror_networks": ["10.77.0.0/24", "fd77::/64"],
@@ -546,6 +562,102 @@ BAD = [
         "vllm_profiles.a.args",
         "no such key",
     ),
+    ("patch defined wrongly", TINY, {"vllm_patches": {"x": ["file"]}}, "vllm_patches.x", "mapping"),
+    (
+        "wrong patch of a release",
+        TINY,
+        {
+            "vllm_patches": {"x": 3},
+            "vllm_release": "mine",
+            "vllm_releases": {"mine": {**CPU_RELEASE, "patches": ["x"]}},
+        },
+        "vllm_patches.x",
+        "mapping",
+    ),
+    (
+        "wrong patch of a profile",
+        TINY,
+        {"vllm_patches": {"x": 3}, "vllm_profiles": {"tiny-cpu": {**PROFILE, "patches": ["x"]}}},
+        "vllm_patches.x",
+        "mapping",
+    ),
+    (
+        "unknown patch of a release",
+        TINY,
+        {"vllm_release": "mine", "vllm_releases": {"mine": {**CPU_RELEASE, "patches": ["gemma-4-mtp-embedings"]}}},
+        "vllm_releases.mine",
+        "gemma-4-mtp-embeddings?",
+    ),
+    (
+        "unknown patch of a profile",
+        TINY,
+        {"vllm_profiles": {"tiny-cpu": {**PROFILE, "patches": ["nothing-like-it"]}}},
+        "vllm_profiles.tiny-cpu.patches",
+        "there is no patch",
+    ),
+    (
+        "patch that the profile needs and the release lacks",
+        TINY,
+        {"vllm_profiles": {"tiny-cpu": {**PROFILE, "patches": [SM120]}}},
+        "vllm_instances.glm.release",
+        "0.28.0-cu130-sm120",
+    ),
+    (
+        "mixed FlashInfer set",
+        GPU,
+        {"vllm_releases": {"site-cu130": {**CUDA_RELEASE, "vllm": "0.33.0"}}},
+        "release site-cu130",
+        'overrides: {flashinfer-python: "0.7.0.post1"}',
+    ),
+    (
+        "FlashInfer's version check switched off by an instance",
+        TINY,
+        instance(environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1"}),
+        "vllm_instances.glm.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "disable_version_check: true",
+    ),
+    (
+        "FlashInfer's version check switched off for a group",
+        TINY,
+        {"vllm_group_overrides": {"environment": {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}}},
+        "vllm_group_overrides.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "FlashInfer's version check switched off by a profile",
+        TINY,
+        {"vllm_profiles": {"tiny-cpu": {**PROFILE, "environment": {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}}}},
+        "vllm_profiles.tiny-cpu.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "FlashInfer's version check switched off in secret",
+        TINY,
+        {"vllm_secrets": {"glm": {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}}},
+        "vllm_secrets.glm.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "what the release decided is removed",
+        MIXED,
+        instance(environment={"FLASHINFER_DISABLE_VERSION_CHECK": None}),
+        "vllm_instances.glm.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "made to run with it",
+    ),
+    (
+        "what the release decided is set to something else",
+        MIXED,
+        {"vllm_host_overrides": {"environment": {"FLASHINFER_DISABLE_VERSION_CHECK": "0"}}},
+        "vllm_host_overrides.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "refusal with a wrong range of a package",
+        TINY,
+        {"vllm_profiles": {"a": {"vllm": {"refused": [{"versions": "<1", "because": "x", "unless": {"b": "new"}}]}}}},
+        "vllm_profiles.a.vllm",
+        "no version range",
+    ),
     (
         "profile that refuses without a reason",
         TINY,
@@ -632,6 +744,109 @@ def test_table_shows_values_and_origins() -> None:
     lines = plan_table(plan(**instance(serve={"seed": 3}))).splitlines()
     assert any(line.split() == ["instances.glm.serve.seed", "instance", "glm", "3"] for line in lines)
     assert any(line.split() == ["mirror.url", "http://mirror1"] for line in lines)
+
+
+def on(release: str, profile: str = "glm-5.2-nvfp4-8gpu", **changes: Any) -> dict[str, Any]:
+    return plan(GPU, vllm_release=release, vllm_instances={"glm": {"profile": profile, "port": 8000}}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("release", "profile"),
+    [
+        ("0.25.0-cu130-gemma4", "gemma-4-26b-l40s"),
+        ("0.25.0-cu130-sm120", "glm-5.2-nvfp4-8gpu"),
+        ("0.28.0-cu130-sm120", "glm-5.2-nvfp4-8gpu"),
+    ],
+)
+def test_a_release_made_for_a_profile_serves_it_and_its_plain_sibling_does_not(release: str, profile: str) -> None:
+    made = on(release, profile)
+    assert made["problems"] == []
+    assert made["releases"] == [load_release(release).as_plan()]
+    plain = on(release.rpartition("-")[0], profile)
+    (found,) = plain["problems"]
+    assert found["where"] == "vllm_instances.glm.release"
+
+
+def test_a_refusal_names_the_patch_its_releases_and_the_versions_without_the_fault() -> None:
+    (found,) = on("0.28.0-cu130")["problems"]
+    assert "its sparse MLA class for SM120 promises a dense prefill" in found["what"]
+    for part in ("0.28.0-cu130-sm120", "0.28.0-cu130-cubin", ">=0.29.0", f"patches: [{SM120}]", "lock of 0.28.0-cu130"):
+        assert part in found["remedy"], part
+
+
+def test_what_the_remedy_says_to_define_works() -> None:
+    mine = {**yaml.safe_load(load_release("0.28.0-cu130").lock_path.with_suffix(".yml").read_text(encoding="utf-8"))}
+    mine |= {"lock": "0.28.0-cu130", "patches": [SM120]}
+    made = on("mine", vllm_releases={"mine": mine})
+    assert made["problems"] == []
+    assert [patch["name"] for patch in made["releases"][0]["patches"]] == [SM120]
+
+
+def test_a_needed_patch_is_asked_for_only_where_the_version_has_the_fault() -> None:
+    profiles = {"mine": {"extends": "tiny-cpu", "patches": [SM120]}}
+    assert plan(vllm_profiles=profiles, vllm_release="0.31.0-cpu", **instance(profile="mine"))["problems"] == []
+    (found,) = plan(vllm_profiles=profiles, **instance(profile="mine"))["problems"]
+    assert f"needs patch {SM120} with vllm 0.28.0, and release 0.28.0-cpu lacks it" in found["what"]
+    mine = {"patched": {**CPU_RELEASE, "patches": [SM120]}}
+    made = plan(vllm_profiles=profiles, vllm_release="patched", vllm_releases=mine, **instance(profile="mine"))
+    assert made["problems"] == []
+
+
+def test_one_that_is_refused_and_lacks_the_patch_is_told_once() -> None:
+    both = {"mine": {"extends": "glm-5.2-nvfp4-8gpu", "patches": [SM120]}}
+    assert len(on("0.28.0-cu130", "mine", vllm_profiles=both)["problems"]) == 1
+    assert on("0.28.0-cu130-sm120", "mine", vllm_profiles=both)["problems"] == []
+
+
+def test_a_patch_of_the_site_makes_a_release_of_the_site() -> None:
+    own = {
+        "package": "vllm",
+        "file": "vllm/version.py",
+        "why": "It breaks.",
+        "upstream": "ticket 12",
+        "edit": [{"find": "a", "replace": "b"}],
+        "entries": [{"versions": "==0.28.0", "before": "1" * 64, "after": "2" * 64}],
+    }
+    made = plan(
+        vllm_patches={"mine": own},
+        vllm_release="patched",
+        vllm_releases={"patched": {**CPU_RELEASE, "patches": ["mine"]}},
+    )
+    assert made["problems"] == []
+    assert made["releases"][0]["patches"] == [
+        {key: own[key] for key in ("package", "file", "edit")}
+        | {"name": "mine", "before": "1" * 64, "after": "2" * 64, "edit": [{"find": "a", "replace": "b", "times": 1}]}
+    ]
+
+
+def test_what_a_release_decides_lies_between_profile_and_group_and_is_named() -> None:
+    made = plan(MIXED)
+    assert made["problems"] == []
+    name = "FLASHINFER_DISABLE_VERSION_CHECK"
+    assert made["instances"][0]["environment"][name] == "1"
+    assert made["origins"][f"instances.glm.environment.{name}"] == "release mixed"
+    assert {"where": "release mixed", "what": "FlashInfer is its own choice: Measured on our GPUs."} in made["notes"]
+    assert name not in plan()["instances"][0]["environment"]
+
+
+def test_what_is_left_out_and_who_a_release_is_not_made_for_is_told() -> None:
+    mine = {"mine": {**CPU_RELEASE, "patches": ["gemma-4-mtp-embeddings"], "for": {"profiles": ["glm"]}}}
+    made = plan(vllm_release="mine", vllm_releases=mine)
+    assert made["problems"] == []
+    assert [(note["where"], note["what"].split(":")[0]) for note in made["notes"]] == [
+        ("release mine", "patch gemma-4-mtp-embeddings is left out"),
+        ("vllm_instances.glm.release", "release mine is made for glm; nobody has said that it suits tiny-cpu"),
+    ]
+    table = plan_table(made)
+    assert "patch gemma-4-mtp-embeddings is left out: vllm 0.28.0 does not need it" in table
+    assert plan()["notes"] == []
+    heirs = {"heir": {"extends": "tiny-cpu"}}
+    assert plan(vllm_profiles=heirs, **instance(profile="heir"))["notes"] == []
+
+
+def test_a_mixed_set_is_told_with_all_other_problems() -> None:
+    made = on("site-cu130", vllm_releases={"site-cu130": {**CUDA_RELEASE, "vllm": "0.33.0"}}, vllm_mirror_url="nowhere")
+    assert {found["where"] for found in made["problems"]} == {"release site-cu130", "vllm_mirror_url"}
 
 
 ANYTHING = st.recursive(

@@ -75,3 +75,32 @@ def test_a_site_s_profile_replaces_a_shipped_one_of_its_name() -> None:
 def test_a_site_can_lift_a_refusal_with_an_extension() -> None:
     mine = {"patched": {"extends": "glm-5.2-nvfp4-8gpu", "vllm": {"refused": None}}}
     assert load("patched", mine).refusals("0.28.0") == []
+
+
+def test_a_refusal_is_lifted_by_the_patch_that_answers_it_and_by_no_other() -> None:
+    glm = load("glm-5.3-nvfp4-8gpu")
+    (refusal,) = glm.refusals("0.28.0", ["gemma-4-mtp-embeddings"])
+    assert refusal.patch == "sm120-sparse-mla-dense-prefill"
+    assert glm.refusals("0.28.0", ["sm120-sparse-mla-dense-prefill"]) == []
+    assert glm.refusals("0.25.0", ["sm120-sparse-mla-dense-prefill"]) != []
+
+
+@pytest.mark.parametrize(
+    ("locked", "lifted"),
+    [
+        ({"flashinfer-python": "0.6.16.post3"}, True),
+        ({"flashinfer-python": "0.6.14"}, True),
+        ({"flashinfer-python": "0.6.13"}, False),
+        ({"flashinfer-cubin": "0.6.16"}, False),
+        ({}, False),
+    ],
+)
+def test_a_refusal_is_lifted_by_the_packages_of_the_release(locked: dict[str, str], lifted: bool) -> None:
+    assert (load("glm-5.2-nvfp4-8gpu").refusals("0.25.0", locked=locked) == []) == lifted
+
+
+def test_every_package_that_a_refusal_names_must_fit() -> None:
+    refused = {"versions": "<1", "because": "x", "unless": {"A_b": ">=2", "c": "==3"}}
+    mine = load("mine", {"mine": {"extends": "tiny-cpu", "vllm": {"refused": [refused]}}})
+    assert mine.refusals("0.28.0", locked={"a-b": "2.1", "c": "3+cu130"}) == []
+    assert len(mine.refusals("0.28.0", locked={"a-b": "2.1"})) == 1

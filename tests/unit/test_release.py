@@ -14,6 +14,7 @@ import tarfile
 import threading
 import time
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -507,6 +508,197 @@ def test_every_problem_is_told_at_once_and_nothing_is_built(world: World) -> Non
     assert "Python 3.99 is not on this host" in str(caught.value)
     assert "lock of release next" in str(caught.value)
     assert not world.site.releases.exists()
+
+
+# --- patches ---
+
+ENGINE = "engine/__init__.py"
+PATCHED = b"from shared import value\n\n\ndef main():\n    print('patched', value)\n"
+
+
+def patch_of(world: World, file: str = ENGINE, **changes: Any) -> dict[str, Any]:
+    """A patch of the small bundle's engine, as a plan has it."""
+    with zipfile.ZipFile(world.bundle / "wheels/engine-1.0-py3-none-any.whl") as wheel:
+        before = wheel.read(file)
+    patch = {"name": "speak", "package": "engine", "file": file, "before": sha256(before), "after": sha256(PATCHED)}
+    return {**patch, "edit": [{"find": "'engine'", "replace": "'patched'", "times": 1}], **changes}
+
+
+def patched_release(world: World, *patches: dict[str, Any], **more: Any) -> Release:
+    """The small release with patches: same wheels, same lock."""
+    names = ("engine", "libs_base", "libs_cu13")
+    wheels = [world.bundle / f"wheels/{name}-1.0-py3-none-any.whl" for name in names]
+    overlaps = [{"winner": "libs-cu13", "loser": "libs-base"}]
+    return world.add("patched", *wheels, overlaps=overlaps, patches=list(patches), **more)
+
+
+def said_by(world: World, name: str) -> str:
+    return subprocess.run([world.path(name) / "bin/engine"], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_patched_release_runs_the_patch_and_its_sibling_and_the_cache_keep_their_bytes(world: World) -> None:
+    plain, patched = world.release("small"), patched_release(world, patch_of(world))
+    apply(world.site, [plain])
+    before = everything(world.path("small"))
+    shared = world.inside("small", ENGINE)
+    original = shared.read_bytes()
+
+    (outcome,) = apply(world.site, [patched]).outcomes
+    assert outcome.state == "installed"
+    assert said_by(world, "patched") == "patched cu13\n"
+    assert said_by(world, "small") == "engine cu13\n"
+    assert world.inside("patched", ENGINE).read_bytes() == PATCHED
+    assert world.inside("patched", ENGINE).stat().st_nlink == 1
+    assert (world.path("patched") / "originals" / ENGINE).read_bytes() == original
+    assert shared.read_bytes() == original
+    assert everything(world.path("small")) == before
+    # What is not patched is shared as ever, bytecode included.
+    for path in ("engine/part1.py", "engine/__pycache__/part1.cpython-311.pyc"):
+        assert os.path.samefile(world.inside("small", path), world.inside("patched", path)), path
+    assert [path.read_bytes() for path in world.site.cache.rglob(ENGINE)] == [original]
+
+    full = replace(world.site, verify="full")
+    assert [one.state for one in apply(world.site, [plain, patched]).outcomes] == ["present", "present"]
+    assert [one.state for one in apply(full, [plain, patched]).outcomes] == ["present", "present"]
+    manifest = read_manifest(world.path("patched"))
+    assert manifest.entry(f"originals/{ENGINE}").sha256 == sha256(original)
+    assert manifest.about["release"]["patches"] == [
+        {key: patch_of(world)[key] for key in ("name", "package", "file", "before", "after")}
+    ]
+
+    # The next release out of the same cache gets what the wheel brings.
+    later = world.add(
+        "later", *(world.bundle / "wheels").glob("engine-1.0-*.whl"), *(world.bundle / "wheels").glob("libs_cu13-*.whl")
+    )
+    apply(full, [later])
+    assert world.inside("later", ENGINE).read_bytes() == original
+    assert said_by(world, "later") == "engine cu13\n"
+
+
+def test_a_patched_release_is_built_first_and_its_sibling_gets_the_wheels_file(world: World) -> None:
+    apply(world.site, [patched_release(world, patch_of(world))])
+    apply(world.site, [world.release("small")])
+    assert said_by(world, "small") == "engine cu13\n"
+    assert not os.path.samefile(
+        world.inside("small", "engine/__pycache__/__init__.cpython-311.pyc"),
+        world.inside("patched", "engine/__pycache__/__init__.cpython-311.pyc"),
+    )
+
+
+def test_bytecode_that_the_wheel_brings_does_not_outlive_its_source(world: World) -> None:
+    compiled = world.bundle.parent / "x.pyc"
+    source = world.bundle.parent / "x.py"
+    source.write_bytes(b"VALUE = 'wheel'\n")
+    system = ["/usr/bin/python3.11", "-c", "import py_compile, sys; py_compile.compile(*sys.argv[1:], doraise=True, "]
+    system[2] += "invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+    subprocess.run([*system, str(source), str(compiled)], check=True)
+    files = {"frozen/__init__.py": source.read_bytes()}
+    files["frozen/__pycache__/__init__.cpython-311.pyc"] = compiled.read_bytes()
+    wheel = make_wheel(world.bundle / "wheels", "frozen", "1.0", files)
+    after = b"VALUE = 'patch'\n"
+    patch = {
+        "name": "thaw",
+        "file": "frozen/__init__.py",
+        "before": sha256(source.read_bytes()),
+        "after": sha256(after),
+    }
+    release = world.add("frozen", wheel, patches=[{**patch, "edit": [{"find": "wheel", "replace": "patch"}]}])
+    apply(world.site, [release])
+    code = "import frozen; print(frozen.VALUE, frozen.__cached__)"
+    said = subprocess.run([world.path("frozen") / "bin/python", "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split()[0] == "patch"
+    assert world.inside("frozen", "frozen/__pycache__/__init__.cpython-311.pyc").is_file()
+    assert not apply(replace(world.site, verify="full"), [release]).changed
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"before": "0" * 64}, "Patch speak was not made for"),
+        ({"after": "0" * 64}, "promised was " + "0" * 64),
+        ({"edit": [{"find": "nowhere", "replace": "x"}]}, "occurs 0 times"),
+        ({"file": "engine/gone.py"}, "does not exist"),
+    ],
+)
+def test_a_patch_that_does_not_fit_is_refused_and_leaves_nothing(
+    world: World, changes: dict[str, Any], message: str
+) -> None:
+    apply(world.site, [world.release("small")])
+    before = everything(world.path("small"))
+    with pytest.raises(ReleaseError, match=message) as refused:
+        apply(world.site, [patched_release(world, patch_of(world) | changes)])
+    assert "Release patched: " in str(refused.value)
+    assert not world.path("patched").exists()
+    assert not list(world.site.releases.glob(".*"))
+    assert everything(world.path("small")) == before
+
+
+def test_another_patch_set_under_the_same_id_is_noticed(world: World) -> None:
+    """The id follows the patches; should two plans ever give one id to both, the manifest decides."""
+    patched = patched_release(world, patch_of(world))
+    apply(world.site, [patched])
+    plain = replace(patched, patches=())
+    outcome = builder.inspect(world.site, plain)
+    assert (outcome.state, outcome.reasons) == ("rebuilt", ["its manifest describes another release"])
+    apply(world.site, [plain])
+    assert said_by(world, "patched") == "engine cu13\n"
+    assert not (world.path("patched") / "originals").exists()
+    apply(world.site, [patched])
+    assert said_by(world, "patched") == "patched cu13\n"
+
+
+@pytest.mark.parametrize("victim", [f"lib/python3.11/site-packages/{ENGINE}", f"originals/{ENGINE}"])
+def test_damage_to_a_patched_file_or_its_original_is_repaired(world: World, victim: str) -> None:
+    patched = patched_release(world, patch_of(world))
+    apply(world.site, [patched])
+    (world.path("patched") / victim).write_bytes(b"edited\n")
+    (outcome,) = apply(world.site, [patched]).outcomes
+    assert outcome.state == "rebuilt"
+    assert said_by(world, "patched") == "patched cu13\n"
+
+
+def test_what_a_release_decided_about_flashinfer_is_kept_in_its_manifest(world: World) -> None:
+    declared = {"overrides": {"flashinfer-python": "0.6.18"}, "reason": "Measured.", "disable_version_check": True}
+    switch = {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}
+    release = patched_release(world, flashinfer=declared, environment=switch)
+    apply(world.site, [release])
+    about = read_manifest(world.path("patched")).about
+    assert about["flashinfer"] == declared
+    assert about["release"]["environment"] == switch
+    reworded = replace(release, flashinfer={**declared, "reason": "Measured twice."})
+    assert builder.inspect(world.site, reworded).state == "present"
+    assert builder.inspect(world.site, replace(release, environment={})).state == "rebuilt"
+
+
+def test_a_release_of_before_there_were_patches_stays_whole(world: World) -> None:
+    release = world.release("small")
+    apply(world.site, [release])
+    assert {"patches", "environment"}.isdisjoint(read_manifest(world.path("small")).about["release"])
+    entry = {**world.plan["releases"]["small"], "patches": [], "flashinfer": None, "environment": {}}
+    assert builder.inspect(world.site, Release.from_plan(entry)).state == "present"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"file": "../engine.py"}, "no plain path"),
+        ({"before": "0"}, "before is not a sha256"),
+        ({"edit": None}, "must have either edit or diff"),
+        ({"diff": "x"}, "must have either edit or diff"),
+        ({"name": ...}, "'name' is missing"),
+        ({"after": ...}, "'after' is missing"),
+    ],
+)
+def test_an_entry_with_a_wrong_patch_is_refused(world: World, changes: dict[str, Any], message: str) -> None:
+    patch = {key: value for key, value in (patch_of(world) | changes).items() if value is not ...}
+    with pytest.raises(ReleaseError, match=message):
+        Release.from_plan({**world.plan["releases"]["small"], "patches": [patch]})
+
+
+def test_two_patches_of_one_file_are_refused(world: World) -> None:
+    pair = [patch_of(world), patch_of(world, name="shout")]
+    with pytest.raises(ReleaseError, match="patches speak and shout both change engine"):
+        Release.from_plan({**world.plan["releases"]["small"], "patches": pair})
 
 
 def test_too_little_space_is_refused_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,25 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.onprem.vllm.plugins.plugin_utils.catalogue import shipped_profiles
 from ansible_collections.onprem.vllm.plugins.plugin_utils.lock import LockError, parse_lock
+from ansible_collections.onprem.vllm.plugins.plugin_utils.patch_catalogue import load_patches
+from ansible_collections.onprem.vllm.plugins.plugin_utils.profile import load_profiles
 from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition import (
     CATALOGUE,
+    Release,
     ReleaseError,
     load_release,
     load_uv,
     shipped_releases,
 )
 from ansible_collections.onprem.vllm.plugins.plugin_utils.wheels import target_tags, wheel_rank
+from packaging.requirements import Requirement
 
 RELEASES = shipped_releases()
-LOCKED = [name for name in RELEASES if (CATALOGUE / "releases" / f"{name}.txt").exists()]
+LOCKED = [name for name in RELEASES if load_release(name).lock_sha256 is not None]
+SM120 = "sm120-sparse-mla-dense-prefill"
+GEMMA = "gemma-4-mtp-embeddings"
 
 DEFINITION = {
     "vllm": "0.28.0",
@@ -42,7 +49,11 @@ def site(tmp_path: Path, lock: str = LOCK, **changes: object) -> dict[str, objec
 def test_what_the_issue_asks_for_is_shipped_with_a_lock():
     assert set(LOCKED) == {
         *("0.25.0-cu130", "0.28.0-cu130", "0.31.0-cu130", "0.33.0-cu130"),
+        *("0.25.0-cu130-gemma4", "0.25.0-cu130-sm120", "0.28.0-cu130-sm120"),
         *("0.28.0-cpu", "0.31.0-cpu"),
+    }
+    assert {path.stem for path in (CATALOGUE / "releases").glob("*.txt")} == {
+        load_release(one).lock_of for one in LOCKED
     }
     assert {"0.28.0-cu129", "0.28.0-cu130-cubin"} <= set(RELEASES)
 
@@ -64,9 +75,9 @@ def test_a_shipped_lock_holds_names_versions_and_hashes_alone(name):
     assert not re.search(r"://|/|\bfile:|@ ", re.sub(r"#.*", "", text)), "a lock says what, never from where"
     pins = {pin.name: pin for pin in parse_lock(text, name)}
     assert len(pins) > 100
-    for requirement in release.requirements:
-        package, _, version = requirement.partition("==")
-        assert pins[package].version == version
+    for line in release.requirements:
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(pins[requirement.name].version)
     for wheel in release.metadata_wheels:
         assert pins[wheel.name].version == wheel.version
     for overlap in release.overlaps:
@@ -113,6 +124,21 @@ def test_the_id_follows_what_is_installed_and_nothing_else(tmp_path):
         ({"interpreter": {"file": "a/b", "sha256": "0" * 64}}, "interpreter must have exactly"),
         ({"lock": "locks/x.txt"}, "expected an absolute path"),
         ({"lock": "/nowhere/x.txt"}, "does not exist"),
+        ({"lock": "0.28.0-cu131"}, "lock: There is no release '0.28.0-cu131'"),
+        ({"lock": "site"}, "lock: release site has none of its own"),
+        ({"lock": "0.28.0-cu130-sm120"}, "lock: release 0.28.0-cu130-sm120 has none of its own: name 0.28.0-cu130"),
+        ({"lock": "0.31.0-cu130"}, "lock: release 0.31.0-cu130 is locked for other vllm, requirements"),
+        ({"lock": "0.28.0-cu130", "overrides": ["x==1"]}, "locked for other overrides"),
+        ({"patches": SM120}, "expected a list of names"),
+        ({"patches": ["sm120"]}, "there is no patch 'sm120'"),
+        ({"vllm": "0.28.7", "patches": [SM120]}, f"patch {SM120} does not know vllm 0.28.7"),
+        ({"flashinfer": {"overrides": {"flashinfer-python": "0.6.18"}}}, "flashinfer.reason: is missing"),
+        ({"flashinfer": {"disable_version_check": True}}, "flashinfer.reason: is missing"),
+        ({"flashinfer": {"versions": {}}}, "flashinfer.versions: there is no such key"),
+        ({"for": ["sm120"]}, "for is ['sm120'], expected architectures and profiles"),
+        ({"for": {"gpus": ["sm120"]}}, "expected architectures and profiles"),
+        ({"for": {"architectures": ["SM120"]}}, "for.architectures is ['SM120']"),
+        ({"for": {"profiles": "glm"}}, "for.profiles is 'glm'"),
     ],
 )
 def test_a_wrong_definition_is_named(tmp_path, changes, message):
@@ -195,3 +221,138 @@ def test_a_lock_is_read_with_comments_continuations_and_markers():
         ("a", "2", 1, False),
         ("b-c", "1.0", 2, True),
     ]
+
+
+# --- patches, FlashInfer, shared locks ---
+
+
+@pytest.mark.parametrize(
+    "release_id",
+    [
+        *("0.25.0-cu130-6f3989b7", "0.28.0-cpu-f0a5d940", "0.28.0-cu130-d80e6c5e", "0.31.0-cpu-13cd8b5c"),
+        *("0.31.0-cu130-ce804a20", "0.33.0-cu130-5831c97a"),
+    ],
+)
+def test_releases_without_patches_keep_the_id_that_hosts_have_installed(release_id):
+    release = load_release(release_id.rpartition("-")[0])
+    assert release.id == release_id
+    assert (release.as_plan()["patches"], release.as_plan()["environment"]) == ([], {})
+
+
+def test_a_patch_makes_another_release_of_the_same_lock():
+    plain, patched = load_release("0.28.0-cu130"), load_release("0.28.0-cu130-sm120")
+    assert patched.lock_sha256 == plain.lock_sha256
+    assert patched.lock_text() == plain.lock_text()
+    assert [one["name"] for one in patched.as_plan()["patches"]] == [SM120]
+    assert patched.carries(SM120)
+    assert not plain.carries(SM120)
+
+
+def test_the_id_follows_what_the_patches_do_and_not_what_is_said_of_them(tmp_path):
+    def release_id(patches: list[str] | None, **site_s: object) -> str:
+        return load_release("site", site(tmp_path, patches=patches), patches=load_patches(site_s)).id
+
+    shipped = yaml.safe_load((CATALOGUE / "patches" / f"{SM120}.yml").read_text())
+    plain, patched = release_id(None), release_id([SM120])
+    assert plain == release_id([])
+    assert patched != plain
+    assert patched == release_id([SM120, SM120])
+    assert patched == release_id([SM120], **{SM120: {**shipped, "why": "Another wording."}})
+    other = {**shipped, "entries": [{**shipped["entries"][0], "after": "0" * 64}]}
+    assert release_id([SM120], **{SM120: other}) not in {plain, patched}
+
+
+def test_a_patch_that_is_not_needed_changes_nothing_and_is_told(tmp_path):
+    release = load_release("site", site(tmp_path, patches=[GEMMA]))
+    assert release.id == load_release("site", site(tmp_path)).id
+    assert release.as_plan()["patches"] == []
+    (left_out,) = release.patches.needless
+    assert left_out.reason == "vllm 0.28.0 does not need it: it has the fix of pull request 47953"
+
+
+def test_a_patch_of_another_package_goes_by_the_lock(tmp_path):
+    own = {
+        "package": "Flash_Attn",
+        "file": "flash_attn/x.py",
+        "why": "It breaks.",
+        "upstream": "ticket 12",
+        "edit": [{"find": "a", "replace": "b"}],
+        "entries": [{"versions": "==2.8.0", "before": "1" * 64, "after": "2" * 64}],
+    }
+    patches = load_patches({"mine": own})
+    lock = f"{LOCK}flash-attn==2.8.0 --hash=sha256:{'b' * 64}\n"
+    (patch,) = load_release("site", site(tmp_path, lock, patches=["mine"]), patches=patches).as_plan()["patches"]
+    assert patch["file"] == "flash_attn/x.py"
+    with pytest.raises(ReleaseError, match="which the release does not lock"):
+        load_release("site", site(tmp_path, patches=["mine"]), patches=patches)
+
+
+def test_a_declaration_is_part_of_the_release_and_its_wording_is_not(tmp_path):
+    def release(**declaration: object) -> Release:
+        return load_release("site", site(tmp_path, flashinfer=declaration or None))
+
+    mixed = {"overrides": {"flashinfer-python": "0.6.18"}, "disable_version_check": True}
+    made = release(**mixed, reason="Measured.")
+    assert made.as_plan()["environment"] == {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}
+    assert made.as_plan()["flashinfer"] == {**mixed, "reason": "Measured."}
+    assert made.id == release(**mixed, reason="Measured twice.").id
+    assert made.id != release(**{**mixed, "disable_version_check": False}, reason="Measured.").id
+    assert made.id != release().id
+    assert release().as_plan()["flashinfer"] is None
+
+
+def test_the_release_for_sm120_overrides_what_vllm_pins_and_says_so():
+    release = load_release("0.25.0-cu130-sm120")
+    assert release.locked()["flashinfer-python"] == "0.6.16.post3"
+    assert "flashinfer-cubin" not in release.locked()
+    assert release.set_problems() == []
+    assert "kv_scale_format" in release.flashinfer.reason
+    silent = {**yaml.safe_load((CATALOGUE / "releases" / "0.25.0-cu130-sm120.yml").read_text()), "flashinfer": None}
+    problems = load_release("silent", {"silent": {**silent, "lock": str(release.lock_path)}}).set_problems()
+    assert [one["what"] for one in problems] == [
+        "has no flashinfer-cubin, vLLM 0.25.0 pins 0.6.13",
+        "has flashinfer-python 0.6.16.post3, vLLM 0.25.0 pins 0.6.13",
+    ]
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_shipped_release_works_with_every_profile_it_is_made_for(name):
+    release = load_release(name)
+    profiles = load_profiles({}, [])
+    assert release.architectures
+    assert set(release.profiles) <= set(shipped_profiles())
+    carried = [chosen.patch.name for chosen in release.patches.apply]
+    assert release.patches.needless == ()
+    for profile in release.profiles:
+        assert profiles[profile].refusals(release.vllm, carried, release.locked()) == []
+
+
+@pytest.mark.parametrize("profile", sorted(shipped_profiles()))
+def test_there_is_a_locked_release_for_every_shipped_profile(profile):
+    assert any(profile in load_release(name).profiles for name in LOCKED)
+
+
+def test_a_lock_of_another_release_may_be_a_site_s(tmp_path):
+    definitions = site(tmp_path)
+    definitions["patched"] = {**DEFINITION, "lock": "site", "patches": [SM120]}
+    patched, plain = load_release("patched", definitions), load_release("site", definitions)
+    assert patched.lock_path == plain.lock_path == tmp_path / "lock.txt"
+    assert (patched.lock_of, plain.lock_of) == ("site", "site")
+
+
+def test_a_release_that_takes_a_missing_lock_says_whose_to_make():
+    shipped = yaml.safe_load((CATALOGUE / "releases" / "0.28.0-cu129.yml").read_text())
+    release = load_release("site", {"site": {**shipped, "lock": "0.28.0-cu129"}})
+    with pytest.raises(ReleaseError, match=r"make lock RELEASE=0\.28\.0-cu129$"):
+        release.lock_text()
+    assert (release.locked(), release.set_problems()) == ({}, [])
+
+
+def test_a_lock_that_cannot_be_trusted_is_no_basis_for_patches(tmp_path):
+    with pytest.raises(ReleaseError, match="vllm is not pinned"):
+        load_release("site", site(tmp_path, lock=f"vllm>=0.28 {H}\n", patches=[SM120]))
+
+
+def test_an_edited_lock_is_read_again(tmp_path):
+    assert load_release("site", site(tmp_path)).locked() == {"vllm": "0.28.0"}
+    assert load_release("site", site(tmp_path, lock=f"torch==2.13.0 {H}\n")).locked() == {"torch": "2.13.0"}
