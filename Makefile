@@ -125,6 +125,12 @@ bundle: tools ## what crosses the air gap for the demo and the tests, into .cach
 .cache/bundle/manifest.json:
 	$(MAKE) --no-print-directory bundle
 
+.PHONY: bench
+bench: tools bundle ## figures and ratios: bundle against pip, release against cp, site.yml against ping; needs make demo's hosts
+	python tests/bench/bundle.py
+	python tests/bench/release.py --pip
+	python tests/bench/site.py
+
 .PHONY: clean-hosts
 clean-hosts: ## take away the hosts of every lab of this checkout
 	@for state in .cache/lab/*/state.json; do \
