@@ -62,6 +62,7 @@ OLDEST := .cache/core-2.19
 .PHONY: test test-all
 test: packages tools bundle lab-image ## what CI runs
 	python tests/run.py "make scenario NAME=default" "make lint" "make sanity" "make unit" "make oldest-core" \
+	  "make lab-test" \
 	  $(patsubst %,"make scenario NAME=%",$(filter-out default,$(SCENARIOS)))
 
 test-all: test ## what CI runs, and what takes longer
@@ -100,7 +101,7 @@ unit-slow: tools .cache/vllm-0.28.0/.complete
 
 .PHONY: oldest-core
 oldest-core: tools $(OLDEST)/.complete ## units and one scenario under the oldest ansible-core that is supported
-	PATH="$(CURDIR)/$(OLDEST)/bin:$(PATH)" pytest -m "not slow" tests/unit/test_plan.py tests/unit/test_inventory.py
+	PATH="$(CURDIR)/$(OLDEST)/bin:$(PATH)" pytest -m "not slow" tests/unit/test_plan*.py tests/unit/test_inventory.py
 	PATH="$(CURDIR)/$(OLDEST)/bin:$(PATH)" ansible-playbook -i inventory/example playbooks/plan.yml >/dev/null
 
 $(OLDEST)/.complete: tests/requirements-2.19.txt .cache/uv/.complete
@@ -123,6 +124,12 @@ bundle: tools ## what crosses the air gap for the demo and the tests, into .cach
 
 .cache/bundle/manifest.json:
 	$(MAKE) --no-print-directory bundle
+
+.PHONY: bench
+bench: tools bundle ## figures and ratios: bundle against pip, release against cp, site.yml against ping; needs make demo's hosts
+	python tests/bench/bundle.py
+	python tests/bench/release.py --pip
+	python tests/bench/site.py
 
 .PHONY: clean-hosts
 clean-hosts: ## take away the hosts of every lab of this checkout

@@ -42,7 +42,7 @@ def site(*arguments: str, environment: dict[str, str] | None = None) -> subproce
 def changed(output: str) -> int:
     """The number of changes over all hosts, from a play recap."""
     counts = re.findall(r"changed=(\d+)", output.rsplit("PLAY RECAP", maxsplit=1)[-1])
-    assert len(counts) >= len(INSTANCES), output
+    assert counts, output
     return sum(map(int, counts))
 
 

@@ -86,10 +86,51 @@ def test_a_completion_is_ready_and_recorded(serve, main_process, tmp_path: Path)
 
     done = ready(serve(answer), main_process, tmp_path / "r.json", VLLM_API_KEY="k", http_proxy="http://127.0.0.1:9")
     assert (done.returncode, done.stderr) == (0, "")
-    assert asked == [("/health", None, "Bearer k"), ("/v1/completions", "tiny", "Bearer k")]
+    assert asked[:2] == [("/health", None, "Bearer k"), ("/v1/completions", "tiny", "Bearer k")]
+    assert {key for _, _, key in asked} == {"Bearer k"}
     record = json.loads((tmp_path / "r.json").read_text())
     assert (record["model"], record["generation"], record["pid"]) == ("tiny", "7", main_process.pid)
     assert 0 <= record["seconds"] < 60
+
+
+def test_every_kind_of_request_is_asked_before_users_come(serve, main_process, tmp_path: Path) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def answer(path: str, content: dict[str, Any], _headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        if content:
+            asked.append((path, content))
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "tiny", "max_model_len": 1024}]}
+        if path == "/v1/chat/completions":
+            return 400, {"error": "no chat template"}
+        return 200, WORKING
+
+    done = ready(serve(answer), main_process, tmp_path / "record")
+    assert done.returncode == 0, done.stderr
+    warmed = json.loads((tmp_path / "record").read_text())["warm_up"]
+    kinds = {"top-k", "seeded top-p", "log-probabilities", "structured output", "chat", "long prompt", "burst"}
+    assert set(warmed) == kinds
+    assert warmed.pop("chat").startswith("skipped: /v1/chat/completions answers 400")
+    assert all(isinstance(took, float) for took in warmed.values())
+    (first, *rest) = (content for path, content in asked if path == "/v1/completions")
+    assert first["temperature"] == 0, "readiness itself is one plain completion"
+    assert [len(content["prompt"]) for content in rest if isinstance(content["prompt"], list)] == [1024 - 8]
+    assert sum(content.keys() == {"model", "prompt", "max_tokens", "ignore_eos"} for content in rest) == 9
+    assert "chat skipped" in done.stdout, "the journal says what was left out"
+
+
+def test_an_engine_that_a_warm_up_request_kills_is_not_ready(serve, main_process, tmp_path: Path) -> None:
+    dead = threading.Event()
+
+    def answer(_path: str, content: dict[str, Any], _headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        if content.get("logprobs"):
+            dead.set()
+        return (500, {"error": "EngineDeadError"}) if dead.is_set() else (200, WORKING)
+
+    done = ready(serve(answer), main_process, tmp_path / "record")
+    assert done.returncode == 1
+    assert "did not survive the warm-up: /health answers 500" in done.stderr
+    assert not (tmp_path / "record").exists()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -36,12 +37,14 @@ def test_a_rollout_after_that_has_nothing_to_do_and_restarts_nothing(lab):
 
 
 def test_a_wrong_inventory_changes_nothing_and_names_every_mistake(lab):
-    """Two mistakes at once: both are named, before any host is asked."""
-    wrong = (
-        '{"vllm_instances": {"a b": {"profile": "tiny-cpu", "port": 8000}, "b": {"profile": "no-such", "port": 70000}}}'
-    )
+    """Three mistakes at once: all are named, before any host is asked."""
+    instances = {
+        "a b": {"profile": "tiny-cpu", "port": 8000},
+        "b": {"profile": "no-such", "port": 8001},
+        "c": {"profile": "tiny-cpu", "port": 70000},
+    }
     before = {name: site.process(name, lab)["MainPID"] for name in site.INSTANCES}
-    done = site.site("-e", wrong)
+    done = site.site("-e", json.dumps({"vllm_instances": instances}))
     assert done.returncode != 0
     said = done.stdout + done.stderr
     for mistake in ["a b", "no-such", "70000"]:

@@ -11,10 +11,10 @@ import pytest
 RELEASES = "/opt/vllm/releases"
 
 
-@pytest.fixture(autouse=True)
-def on_the_host(host):
-    if host.check_output("hostname") == "role1":
-        pytest.skip("role1 is the mirror")
+@pytest.fixture
+def host(at):
+    """The host that gets what the mirror, role1, serves."""
+    return at("role2")
 
 
 @pytest.fixture
