@@ -130,7 +130,7 @@ def test_the_id_follows_what_is_installed_and_nothing_else(tmp_path):
         ({"lock": "site"}, "lock: release site has none of its own"),
         ({"lock": "0.28.0-cu130-sm120"}, "lock: release 0.28.0-cu130-sm120 has none of its own: name 0.28.0-cu130"),
         ({"lock": "0.31.0-cu130"}, "lock: release 0.31.0-cu130 is locked for other vllm, requirements"),
-        ({"lock": "0.28.0-cu130", "overrides": ["x==1"]}, "locked for other overrides"),
+        ({"lock": "0.28.0-cu130", "overrides": ["x==1"]}, "locked for other requirements, overrides:"),
         ({"patches": SM120}, "expected a list of names"),
         ({"patches": ["sm120"]}, "there is no patch 'sm120'"),
         ({"vllm": "0.28.7", "patches": [SM120]}, f"patch {SM120} does not know vllm 0.28.7"),
