@@ -13,11 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from .catalogue import CatalogueError, read_yaml
 from .flashinfer_set import Declaration, FlashInferError, known_pins, parse_declaration, set_problems
 from .lock import LockError, parse_lock
 from .patch_catalogue import Patch, PatchCatalogueError, PatchChoice, load_patches, patches_for
@@ -223,7 +223,7 @@ def load_release(
 
 def load_uv(catalogue: Path = CATALOGUE) -> dict[str, Any]:
     """The uv that hosts get: ``{"version": …, "wheels": {machine: {"file": …, "sha256": …}}}``."""
-    return yaml.safe_load((catalogue / "uv.yml").read_text(encoding="utf-8"))
+    return read_yaml(catalogue / "uv.yml")
 
 
 def _find(name: str, extra: Mapping[str, Any], catalogue: Path) -> tuple[dict[str, Any], str, Path]:
@@ -236,12 +236,12 @@ def _find(name: str, extra: Mapping[str, Any], catalogue: Path) -> tuple[dict[st
         definition = json.loads(json.dumps(extra[name]))  # plain types, whatever the inventory's parser tagged
         lock = definition.get("lock") if isinstance(definition, dict) else None
         return definition, f"release {name} (inventory)", Path(lock) if lock else path.with_suffix(".txt")
-    try:
-        definition = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.is_file():
         known = ", ".join(sorted({*shipped_releases(catalogue), *map(str, extra)}))
-        raise ReleaseError(f"There is no release {name!r}. Known are: {known}") from None
-    except yaml.YAMLError as error:
+        raise ReleaseError(f"There is no release {name!r}. Known are: {known}")
+    try:
+        definition = read_yaml(path)
+    except CatalogueError as error:
         raise ReleaseError(f"{path}: not YAML: {error}") from None
     return definition, str(path), path.with_suffix(".txt")
 
