@@ -676,7 +676,7 @@ class _Composition:
                     "compute_capability": wanted.get("compute_capability"),
                     "for": f"instance {found['name']}",
                 }
-                for found, (_, wanted) in zip(instances, hardware, strict=True)
+                for found, (_unused, wanted) in zip(instances, hardware, strict=True)
                 if found["_profile"].about.get("accelerator") == "cuda"
             ],
             "memory_gib": [

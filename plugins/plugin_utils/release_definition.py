@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+
+try:
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion, Version
+except ImportError as error:  # ansible-core brings it; where only plugins are listed, it may be absent
+    PACKAGING_MISSING = error
 
 CATALOGUE = Path(__file__).resolve().parents[2] / "catalogue"
 DEFAULT_SOURCE = "default"

@@ -65,7 +65,7 @@ def test_a_shipped_lock_holds_names_versions_and_hashes_alone(name):
     pins = {pin.name: pin for pin in parse_lock(text, name)}
     assert len(pins) > 100
     for requirement in release.requirements:
-        package, _, version = requirement.partition("==")
+        package, _unused, version = requirement.partition("==")
         assert pins[package].version == version
     for wheel in release.metadata_wheels:
         assert pins[wheel.name].version == wheel.version
