@@ -80,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     index: Index
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_unused: Any) -> None:
         pass
 
     def do_HEAD(self) -> None:
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         if index.password is not None and self.headers.get("Authorization") != index.password:
             self._send(b"", "text/plain", 401)
             return
-        kind, _, name = path.strip("/").partition("/")
+        kind, _unused, name = path.strip("/").partition("/")
         if kind == "simple":
             content, media = index.page(name)
             known = any(normalise(file.split("-")[0]) == name for file in index.files)

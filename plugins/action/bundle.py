@@ -47,7 +47,7 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
-        _, given = self.validate_argument_spec(argument_spec=ARGUMENTS)
+        _unused, given = self.validate_argument_spec(argument_spec=ARGUMENTS)
         arguments = plain(given)
         root = Path(arguments["path"])
         try:

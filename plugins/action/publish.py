@@ -175,7 +175,7 @@ def _checked(bundle: Path, raw: bytes) -> BundleManifest:
         manifest = parse_bundle_manifest(raw, str(bundle / MANIFEST))
     except BundleManifestError as error:
         raise AnsibleActionFail(str(error)) from None
-    present = {path: size for path, size, _ in bundle_files(bundle)}
+    present = {path: size for path, size, _unused in bundle_files(bundle)}
     problems = [f"{path} is unexpected" for path in sorted(set(present) - set(manifest.files))]
     problems += [f"{path} is missing" for path in sorted(set(manifest.files) - set(present))]
     problems += [

@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return "".join(list(value)) if type(value) is not str else value
+        return "".join(list(value))
     for number in (int, float):
         if isinstance(value, number):
             return number(value)

@@ -1,5 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# pylint: disable=ansible-bad-function  # this logic runs without an AnsibleModule and its run_command
 """Cache directories of a host's instances, described once for systemd-tmpfiles: now and after every boot.
 
 The kernels and graphs that vLLM, Triton and FlashInfer build belong to one release; another must not read them.
@@ -77,7 +78,7 @@ class Layout:
 
     def service_folders(self) -> list[Path]:
         """Those that the service writes to, at any depth."""
-        releases = sorted({release_id for _, release_id in self.instances})
+        releases = sorted({release_id for _unused, release_id in self.instances})
         return [
             *(self.root / "vllm" / name / release_id for name, release_id in self.instances),
             *(self.root / kind / release_id for kind in KINDS for release_id in releases),
@@ -87,7 +88,7 @@ class Layout:
         """Those above them: root's, or a service could put another directory in their place."""
         if not self.instances:
             return [self.records]
-        names = sorted({name for name, _ in self.instances})
+        names = sorted({name for name, _unused in self.instances})
         return [
             self.records,
             self.root / "vllm",
@@ -187,7 +188,7 @@ def _stale(layout: Layout) -> list[Path]:
         return sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
 
     wanted = set(layout.service_folders())
-    names = {name for name, _ in layout.instances}
+    names = {name for name, _unused in layout.instances}
 
     def is_gone(path: Path) -> bool:
         return (
@@ -240,7 +241,7 @@ def remove(layout: Layout, *, purge: bool) -> None:
 def removable(layout: Layout) -> list[Path]:
     """Every cache that this collection made: those of the layout and those named after a release."""
     everything = Layout((), layout.owner, layout.group, layout.root, Path("/nonexistent"), Path("/nonexistent"))
-    own = {layout.root / "vllm" / name for name, _ in layout.instances}
+    own = {layout.root / "vllm" / name for name, _unused in layout.instances}
     own |= {path for path in layout.service_folders() if path.parent not in own}
     return sorted({path for path in own if path.is_dir()} | set(_stale(everything)))
 

@@ -133,7 +133,8 @@ class _LazyTls(urllib.request.HTTPSHandler):
     """One TLS context per process, made when needed: from Python 3.12 urllib makes one per opener, 65 ms each."""
 
     def __init__(self) -> None:
-        urllib.request.AbstractHTTPHandler.__init__(self)
+        # Not the parent's, which makes the context.
+        urllib.request.AbstractHTTPHandler.__init__(self)  # pylint: disable=non-parent-init-called
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(http.client.HTTPSConnection, req, context=_tls())

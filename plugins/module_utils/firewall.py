@@ -1,5 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# pylint: disable=ansible-bad-function  # this logic runs without an AnsibleModule and its run_command
 """The table ``inet vllm``: compared as the kernel reads it, applied under a guard, kept over reboots once proven.
 
 Three steps, because the proof needs both ends of the wire. ``stage`` arms a timer that puts the old table back, then
@@ -106,7 +107,7 @@ def stage(wanted: Wanted, *, check_mode: bool) -> Outcome:
     if check_mode:
         return _compare(wanted)[0]
     if not guard_pending():
-        outcome, _ = _compare(wanted)
+        outcome, _unused = _compare(wanted)
         if not outcome.changed:
             return outcome
     with _lock_without_pending_guard(wanted.guard_s):
@@ -233,7 +234,7 @@ def _ssh_port(wanted: Wanted, connection: SshConnection | None) -> int:
         return wanted.ssh_port
     if connection is not None:
         return connection.server_port
-    first, _, _ = _read(RULES_FILE).partition("\n")
+    first, _unused, _unused = _read(RULES_FILE).partition("\n")
     port = first.removeprefix("define ssh_port = ")
     return int(port) if port.isdigit() else DEFAULT_SSH_PORT
 
@@ -270,7 +271,7 @@ def _canonical(text: str) -> str:
         raise FirewallError(
             f"nft refuses the rules (see nftables_extra_rules and nftables_ports): {loaded.stderr.strip()}"
         )
-    tables, _, listing = loaded.stdout.partition("\n\n")
+    tables, _unused, listing = loaded.stdout.partition("\n\n")
     if f"{tables}\n" != CANONICAL_TABLES:
         raise FirewallError(
             "the rules reach beyond the table inet vllm, which is the only one this collection touches: "

@@ -46,7 +46,7 @@ def running_ssh_connection(pid: int | None = None, proc: Path = PROC) -> SshConn
         except OSError:
             return None
         for variable in environment.split(b"\0"):
-            name, _, value = variable.partition(b"=")
+            name, _unused, value = variable.partition(b"=")
             if name == b"SSH_CONNECTION":
                 return parse_ssh_connection(value.decode("ascii", errors="replace"))
         current = int(status.rpartition(")")[2].split()[1])

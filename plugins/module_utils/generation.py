@@ -94,7 +94,7 @@ class Generations:
             target = os.readlink(self.directory / name)
         except OSError:
             return None
-        parent, _, number = target.rpartition("/")
+        parent, _unused, number = target.rpartition("/")
         return int(number) if parent == "generations" and number.isdigit() and self.path(int(number)).is_dir() else None
 
     def read(self, number: int) -> tuple[dict[str, bytes], str]:

@@ -1,5 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# pylint: disable=ansible-bad-function  # this logic runs without an AnsibleModule and its run_command
 """What a host is like: read from the kernel, the package database and nvidia-smi; nothing is changed."""
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ def systemd() -> Facts:
     """Whether systemd is PID 1, its version and its state (``running``, ``degraded``, ...)."""
     if not Path("/run/systemd/system").is_dir():
         return {"running": False, "version": None, "state": None}
-    _, state, _ = run("systemctl", "is-system-running")
-    _, text, _ = run("systemctl", "--version")
+    state = run("systemctl", "is-system-running")[1]
+    text = run("systemctl", "--version")[1]
     version = re.match(r"systemd (\d+)", text)
     return {"running": True, "version": int(version[1]) if version else None, "state": state.strip() or None}
 
@@ -180,7 +181,7 @@ def apparmor(path: Path = Path("/sys/module/apparmor/parameters/enabled")) -> bo
 
 def firewall_tables() -> list[str] | None:
     """The nftables tables, as ``inet vllm``; None where nft is missing or may not look."""
-    status, text, _ = run("nft", "list", "tables")
+    status, text, _unused = run("nft", "list", "tables")
     if status != 0:
         return None
     return [line.removeprefix("table ").strip() for line in text.splitlines() if line.startswith("table ")]
@@ -191,7 +192,7 @@ def python(version: str) -> Facts | None:
     path = shutil.which(f"python{version}", path=_ENVIRONMENT["PATH"])
     if path is None:
         return None
-    status, text, _ = run(path, "-I", "-c", _PYTHON_PROBE)
+    status, text, _unused = run(path, "-I", "-c", _PYTHON_PROBE)
     lines = text.split()
     if status != 0 or len(lines) != 2:
         return None
@@ -211,14 +212,14 @@ def installed_packages(names: Sequence[str], query: Callable[..., tuple[int, str
     result: Facts = {name: {"installed": None, "candidate": None} for name in names}
     if not names:
         return result
-    _, text, _ = query("dpkg-query", "-W", "-f", "${Package}\t${Version}\t${db:Status-Abbrev}\n", *names)
+    text = query("dpkg-query", "-W", "-f", "${Package}\t${Version}\t${db:Status-Abbrev}\n", *names)[1]
     for line in text.splitlines():
         name, version, status = line.split("\t")
         if name in result and status.startswith(("ii", "hi")):
             result[name]["installed"] = version
     missing = [name for name in names if result[name]["installed"] is None]
     if missing:
-        _, text, _ = query("apt-cache", "policy", *missing)
+        text = query("apt-cache", "policy", *missing)[1]
         name = ""
         for line in text.splitlines():
             if not line.startswith(" "):
@@ -316,7 +317,7 @@ def gpus() -> Facts:
         found = parse_nvidia_smi(text)
     except ET.ParseError as error:
         return {"driver": None, "cuda": None, "devices": [], "error": f"nvidia-smi printed no XML: {error}"}
-    status, text, _ = run("nvidia-smi", "--query-gpu=uuid,compute_cap", "--format=csv,noheader")
+    status, text, _unused = run("nvidia-smi", "--query-gpu=uuid,compute_cap", "--format=csv,noheader")
     capability = dict(line.split(", ", 1) for line in text.splitlines() if ", " in line) if status == 0 else {}
     for device in found["devices"]:
         device["compute_capability"] = capability.get(device["uuid"])

@@ -11,11 +11,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import TypeAlias
 
 PROC = Path("/proc")
 TCP_LISTEN, UNCONNECTED = "0A", "07"
 SEND_ONLY = 255  # IPPROTO_RAW: such a socket cannot receive
-Address = IPv4Address | IPv6Address
+Address: TypeAlias = "IPv4Address | IPv6Address"
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def parse_sockets(text: str, protocol: str, state: str) -> Iterator[Socket]:
         fields = line.split()
         if len(fields) < 10 or fields[3] != state:
             continue
-        address_hex, _, port_hex = fields[1].partition(":")
+        address_hex, _unused, port_hex = fields[1].partition(":")
         address, port = decode_address(address_hex), int(port_hex, 16)
         if address.is_loopback or (protocol == "ip" and port == SEND_ONLY):
             continue

@@ -425,11 +425,11 @@ def _assemble(found: Assessment, source: Source | None, owner: tuple[int, int], 
     incoming = wanted.incoming
     incoming.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     parts = {f"{path}.part" for path in found.faults}
-    for path, _ in list(walk_files(incoming)):
+    for path, _unused in list(walk_files(incoming)):
         if path not in found.faults and path not in parts:
             (incoming / path).unlink()
     wanted_folders = _folders(incoming, manifest.files)
-    for place, _, _ in os.walk(incoming, topdown=False):
+    for place, _folders_in, _files_in in os.walk(incoming, topdown=False):
         if Path(place) not in wanted_folders:
             Path(place).rmdir()
     for folder in sorted(wanted_folders):
@@ -477,7 +477,7 @@ def _own(directory: Path, manifest: Manifest, owner: tuple[int, int]) -> None:
 
 def _exchange(wanted: Wanted) -> None:
     """Put the assembled directory in the model's place; at no moment is there none (where the file system can)."""
-    for folder in _folders(wanted.incoming, (path for path, _ in walk_files(wanted.incoming))):
+    for folder in _folders(wanted.incoming, (path for path, _unused in walk_files(wanted.incoming))):
         sync_directory(folder)
     if wanted.path.is_dir() and not exchange(wanted.incoming, wanted.path):
         wanted.path.rename(wanted.outgoing)

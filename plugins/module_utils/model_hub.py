@@ -126,7 +126,7 @@ class Hub:
     def _fetch_by_http(self, path: str, origin: Origin, destination: Path, arrived: Callable[[int], None]) -> None:
         url = huggingface_hub.hf_hub_url(self.repository, path, revision=self.commit, endpoint=self.endpoint)
         failure: DownloadError | None = None
-        for _ in range(ADDRESSES):
+        for _unused in range(ADDRESSES):
             with self._told():
                 metadata = get_hf_file_metadata(url, token=self._token, endpoint=self.endpoint, retry_on_errors=True)
             if metadata.commit_hash not in (None, self.commit):

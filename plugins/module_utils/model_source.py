@@ -87,7 +87,7 @@ def stage(
     name: str,
     source: Mapping[str, Any],
     bundle: str | os.PathLike[str],
-    progress: Progress = lambda _: None,
+    progress: Progress = lambda _unused: None,
     *,
     work: str | os.PathLike[str] | None = None,
     parallel: int = 4,
@@ -231,7 +231,7 @@ def _fetch_all(
     meter: _Meter,
     parallel: int,
 ) -> None:
-    for path, _ in list(walk_files(scratch)):
+    for path, _unused in list(walk_files(scratch)):
         if path.removesuffix(".part") not in wanted:
             (scratch / path).unlink()
     for path in waiting:
@@ -276,7 +276,7 @@ def _hash_all(
 def _publish(place: Path, scratch: Path, missing: list[str], manifest: Manifest, *, changed: bool) -> list[str]:
     """Move the new files in and the manifest last; without a manifest a model counts as not staged."""
     place.mkdir(parents=True, exist_ok=True)
-    extras = sorted(path for path, _ in walk_files(place) if path not in manifest.files and path != MANIFEST)
+    extras = sorted(path for path, _unused in walk_files(place) if path not in manifest.files and path != MANIFEST)
     if missing or extras or changed:
         (place / MANIFEST).unlink(missing_ok=True)
     for path in missing:
@@ -341,7 +341,7 @@ class _Record:
         """True if every file of the manifest is as recorded and no other is there."""
         return all(
             self._matches(place / path, path) and self.entry(path) == entry for path, entry in manifest.files.items()
-        ) and {path for path, _ in walk_files(place)} == {*manifest.files, MANIFEST}
+        ) and {path for path, _unused in walk_files(place)} == {*manifest.files, MANIFEST}
 
     def digest(self, place: Path, path: str) -> str:
         return str(self._known[path]["sha256"]) if self._matches(place, path) else sha256_file(place)
@@ -408,7 +408,7 @@ class LocalDirectory:
             raise ModelError(f"Model {self.name}: {self.directory} is no directory on this machine.")
         found: dict[str, Origin] = {}
         broken = []
-        for folder, _, files in os.walk(self.directory, followlinks=True):
+        for folder, _unused, files in os.walk(self.directory, followlinks=True):
             for file in files:
                 path = Path(folder, file)
                 relative = path.relative_to(self.directory).as_posix()

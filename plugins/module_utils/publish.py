@@ -216,7 +216,7 @@ class Mirror:
         manifest = parse_bundle_manifest(raw, str(place / MANIFEST))
         if manifest_id(raw) != name:
             raise PublishError(f"{place / MANIFEST} is another bundle's manifest. Run again.")
-        present = {path: size for path, size, _ in bundle_files(place)}
+        present = {path: size for path, size, _unused in bundle_files(place)}
         missing = sorted(set(manifest.files) - set(present))
         unexpected = sorted(set(present) - set(manifest.files))
         wrong = wrong_files(place, manifest, [path for path in manifest.files if path in present])
@@ -239,7 +239,7 @@ class Mirror:
                 os.fsync(stream.fileno())
             status = target.stat()
             record[path] = [status.st_size, status.st_mtime_ns]
-        for folder in (self.root, *(Path(found) for found, _, _ in os.walk(place))):
+        for folder in (self.root, *(Path(found) for found, _unused, _unused in os.walk(place))):
             os.chmod(folder, _READABLE)  # whatever the umask of this run: the web server must be able to read
         (self.root / "records").mkdir(exist_ok=True)
         write_file(self.root / "records" / f"{name}.json", json.dumps(record, sort_keys=True).encode())

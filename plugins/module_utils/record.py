@@ -79,7 +79,7 @@ def read_records(root: Path, site_packages: Path) -> list[WheelRecord]:
 
 
 def _read_record(root: Path, dist_info: Path) -> WheelRecord:
-    name, _, version = dist_info.name.removesuffix(".dist-info").partition("-")
+    name, _unused, version = dist_info.name.removesuffix(".dist-info").partition("-")
     prefix = os.path.relpath(dist_info.parent, root)
     claims: dict[str, Claim | None] = {}
     try:
@@ -97,7 +97,7 @@ def _read_record(root: Path, dist_info: Path) -> WheelRecord:
 
 
 def _claim(text: str, where: str) -> Claim:
-    algorithm, _, encoded = text.partition("=")
+    algorithm, _unused, encoded = text.partition("=")
     try:
         digest = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).hex()
         hashlib.new(algorithm)

@@ -347,7 +347,7 @@ def make_venv(build: Build) -> None:
     """An empty environment beside the final place."""
     build.uv.make_venv(build.directory, build.python, f"vllm {build.release.name}")
     build.requirements.write_bytes(build.lock)
-    build.from_venv = {path for _, path, entry in walk(build.directory) if entry is not None}
+    build.from_venv = {path for _unused, path, entry in walk(build.directory) if entry is not None}
 
 
 def install(build: Build) -> None:
@@ -407,11 +407,11 @@ UNLISTED = "in no wheel's RECORD"
 def _differences(build: Build) -> dict[str, list[str]]:
     """Package -> what is wrong with its files. Fills ``build.hashes``: the one pass over the bytes."""
     expected = build.expected.expected
-    present = {path for _, path, entry in walk(build.directory) if entry is not None and not entry.is_symlink()}
+    present = {path for _unused, path, entry in walk(build.directory) if entry is not None and not entry.is_symlink()}
     trusted = _verified_elsewhere(build, present)
     other = {
         path: claim.algorithm
-        for path, (_, claim) in expected.items()
+        for path, (_unused, claim) in expected.items()
         if claim is not None and claim.algorithm != "sha256"
     }
     found = {path: {"sha256": digest} for path, digest in trusted.items() if path not in other}
@@ -438,7 +438,7 @@ def _differences(build: Build) -> dict[str, list[str]]:
             )
     # Whose a file is that no RECORD lists, nobody says: every package with files in its folder, or the nearest above.
     folders: dict[str, set[str]] = {}
-    for path, (record, _) in expected.items():
+    for path, (record, _unused) in expected.items():
         folders.setdefault(os.path.dirname(path), set()).add(record.name)
     for path in present - expected.keys() - build.from_venv:
         folder = os.path.dirname(path)
@@ -478,10 +478,10 @@ def _is_same_file(one: Path, other: Path, entry: Entry) -> bool:
 
 def _wrong_content(build: Build, path: str) -> str | None:
     """The hash a file has where it is not the one it must have."""
-    _, claim = build.expected.expected[path]
+    claim = build.expected.expected[path][1]
     if claim is None:
         return None
-    ((_, found),) = hash_files(build.directory, [path], {path: claim.algorithm})
+    ((_unused, found),) = hash_files(build.directory, [path], {path: claim.algorithm})
     return None if found[claim.algorithm] == claim.digest else found[claim.algorithm]
 
 
@@ -622,7 +622,7 @@ def build_release(site: Site, release: Release, outcome: Outcome, lock: bytes) -
 
 def _forget_unshared(build: Build) -> bool:
     """After a full disk: drop from the cache what no whole release shares, since it would keep the disk full."""
-    shared = {pair for _, manifest in build.siblings for pair in manifest.about["packages"].items()}
+    shared = {pair for _unused, manifest in build.siblings for pair in manifest.about["packages"].items()}
     ours = locked_packages(build.lock)
     try:
         build.uv.forget([name for name, version in ours.items() if (name, version) not in shared])

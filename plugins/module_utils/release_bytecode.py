@@ -1,5 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# pylint: disable=ansible-bad-function  # this logic runs without an AnsibleModule and its run_command
 """Bytecode of a release, compiled once by its own interpreter on all cores.
 
 The ``.pyc`` files are of the kind that is never compared with its source (PEP 552, unchecked hash): a release is not
@@ -60,7 +61,7 @@ def compile_bytecode(
     count = min(workers or os.cpu_count() or 1, len(sources))
     # Equal shares by size: the time goes with the length of the text.
     by_size = sorted(sources, key=lambda path: (site_packages / path).stat().st_size, reverse=True)
-    shares: list[list[str]] = [[] for _ in range(count)]
+    shares: list[list[str]] = [[] for _unused in range(count)]
     loads = [0] * count
     for path in by_size:
         least = loads.index(min(loads))
@@ -75,7 +76,7 @@ def compile_bytecode(
             env=clean_environment(),
             preexec_fn=die_with_parent,  # noqa: PLW1509 - forked while no thread runs, calls prctl alone
         )
-        for _ in shares
+        for _unused in shares
     ]
     failed: list[str] = []
     try:
@@ -105,5 +106,5 @@ def bytecode_path(source: str, tag: str) -> str:
     >>> bytecode_path("vllm/config.py", "cpython-311")
     'vllm/__pycache__/config.cpython-311.pyc'
     """
-    folder, _, name = source.rpartition("/")
+    folder, _unused, name = source.rpartition("/")
     return f"{folder}{'/' if folder else ''}__pycache__/{name.removesuffix('.py')}.{tag}.pyc"

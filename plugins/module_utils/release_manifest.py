@@ -1,5 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# pylint: disable=ansible-bad-function  # this logic runs without an AnsibleModule and its run_command
 """What a whole directory tree holds: written last, into the tree itself, and compared with it on every run.
 
 A tree is a release, an unpacked interpreter or uv. Files are grouped by directory: 50,000 of them are 6 MB of JSON
@@ -54,13 +55,13 @@ class Manifest:
 
     def entries(self) -> Iterator[tuple[str, Entry]]:
         """Path and entry of each regular file."""
-        for folder, (_, files) in self.folders.items():
+        for folder, (_unused, files) in self.folders.items():
             for name, text in files.items():
                 yield (f"{folder}/{name}" if folder else name), Entry.read(text)
 
     def entry(self, path: str) -> Entry | None:
         """The entry of one regular file, None where the tree has none of that path."""
-        folder, _, name = path.rpartition("/")
+        folder, _unused, name = path.rpartition("/")
         found = self.folders.get(folder)
         text = found[1].get(name) if found else None
         return Entry.read(text) if text else None
@@ -68,7 +69,7 @@ class Manifest:
     @property
     def size(self) -> int:
         """Bytes of all regular files; those shared with another release by hard links count as well."""
-        return sum(entry.size for _, entry in self.entries())
+        return sum(entry.size for _unused, entry in self.entries())
 
     def write(self, root: Path) -> None:
         """Put the manifest into the tree: the last step that makes it whole.

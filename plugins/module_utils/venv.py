@@ -162,7 +162,7 @@ def install_interpreter(mirror_url: str, version: str, archive: Pinned, director
             raise VenvError(f"{archive.file}: {fault}")
         # Compiled now: root's first use of it would write bytecode into a tree that nobody changes.
         library = building / "lib" / f"python{version}"
-        compile_bytecode(python, library, [path for _, path, _ in walk(library) if path.endswith(".py")])
+        compile_bytecode(python, library, [found[1] for found in walk(library) if found[1].endswith(".py")])
         _seal(building, directory, {"python": version, "archive": {"file": archive.file, "sha256": archive.sha256}})
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -228,7 +228,7 @@ def _fresh(directory: Path) -> Path:
 
 def _seal(building: Path, directory: Path, about: dict[str, Any]) -> None:
     """Write the manifest of a finished tree and put it into its place."""
-    paths = [path for _, path, entry in walk(building) if entry is not None and not entry.is_symlink()]
+    paths = [path for _unused, path, entry in walk(building) if entry is not None and not entry.is_symlink()]
     manifest = take_manifest(building, {path: found["sha256"] for path, found in hash_files(building, paths)}, about)
     manifest.write(building)
     put_in_place(building, directory)
@@ -394,7 +394,7 @@ def writable_by_others(root: Path) -> list[str]:
     """Paths that more than their owner may write; a release must have none."""
     return [
         path
-        for _, path, entry in walk(root)
+        for _unused, path, entry in walk(root)
         if not (entry is not None and entry.is_symlink())
         and os.lstat(root / path).st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     ]

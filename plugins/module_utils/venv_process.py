@@ -1,5 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# pylint: disable=ansible-bad-function  # this logic runs without an AnsibleModule and its run_command
 """Programs that a build runs: with nothing of the host's environment, and never longer than the build itself."""
 
 from __future__ import annotations

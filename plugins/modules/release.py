@@ -370,7 +370,7 @@ def _after(before: str, report: Report) -> str:
             elif outcome.state == "installed":
                 block += [f"  {name} {version}" for name, version in sorted(outcome.packages.items())]
             blocks[outcome.id] = block
-    lines: list[Any] = [line for _, block in sorted(blocks.items()) for line in block]
+    lines: list[Any] = [line for _unused, block in sorted(blocks.items()) for line in block]
     return "".join(f"{line}\n" for line in lines)
 
 

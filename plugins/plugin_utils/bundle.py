@@ -200,7 +200,7 @@ class _Shelf:
 
 def build_bundle(
     request: BundleRequest,
-    progress: Progress = lambda _: None,
+    progress: Progress = lambda _unused: None,
     *,
     check: bool = False,
     pip: PipConfiguration | None = None,
@@ -447,7 +447,7 @@ def _predict(
         for name, content in built.items()
         if shelf.files.get(f"wheels/{name}", {}).get("sha256") != sha256_bytes(content)
     ]
-    result.written += [f"python/{source.name}" for source, _ in archives]
+    result.written += [f"python/{source.name}" for source, _unused in archives]
     for model in _staged(request):
         if not (root / "models" / model["name"] / "manifest.json").exists():
             result.written.append(f"models/{model['name']}/")
@@ -581,7 +581,7 @@ class _Reporting:
     def __enter__(self) -> None:
         self._thread.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_unused: object) -> None:
         self._meter.end()
         self._thread.join()
 
@@ -715,7 +715,7 @@ def _finish(request: BundleRequest, result: BundleResult, shelf: _Shelf, wheels:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             write_file(root / path, content)
             result.written.append(path)
-    for path, _, _ in list(bundle_files(root)):
+    for path, _unused, _unused in list(bundle_files(root)):
         if path not in manifest:
             shelf.drop(path)
             result.removed.append(path)
@@ -741,7 +741,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _remove_empty(root: Path) -> None:
-    for folder, _, _ in os.walk(root, topdown=False):
+    for folder, _unused, _unused in os.walk(root, topdown=False):
         place = Path(folder)
         if place != root and WORK not in place.relative_to(root).parts and not any(place.iterdir()):
             place.rmdir()

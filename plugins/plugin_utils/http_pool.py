@@ -89,7 +89,7 @@ class HttpPool:
         if parts.scheme in self._proxies and not urllib.request.proxy_bypass(parts.hostname or ""):
             return self._opener.open(request, timeout=timeout)
         headers = {**request.headers, **request.unredirected_hdrs}
-        for _ in range(8):
+        for _unused in range(8):
             connection, response = self._send(url, headers, timeout)
             answer = PooledResponse(self, connection, response, url)
             if response.status in _REDIRECTS and (location := response.headers.get("Location")):

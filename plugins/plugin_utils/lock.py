@@ -7,9 +7,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from packaging.markers import Marker
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+try:
+    from packaging.markers import Marker
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+except ImportError as error:  # ansible-core brings it; where only plugins are listed, it may be absent
+    PACKAGING_MISSING = error
+
 
 _HASH = re.compile(r"\s--hash=(\S+)")
 _SHA256 = re.compile(r"sha256:([0-9a-f]{64})")

@@ -25,8 +25,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from ..module_utils.atomic import sha256_bytes, write_file
 from .flashinfer_set import known_pins, pins_of_metadata, set_problems
 from .lock import Pin, parse_lock
@@ -40,6 +38,11 @@ from .wheels import (
     target_tags,
     wheel_rank,
 )
+
+try:
+    from packaging.utils import canonicalize_name
+except ImportError as error:  # ansible-core brings it; where only plugins are listed, it may be absent
+    PACKAGING_MISSING = error
 
 _JSON = "application/vnd.pypi.simple.v1+json"
 
@@ -67,7 +70,7 @@ def offered(release: Release, sources: PackageSources, package: str) -> tuple[li
         version = canonical_version(parts[1])
         if version not in best or rank < best[version][0]:
             best[version] = (rank, found)
-    return [found for _, found in best.values()], answer.failures
+    return [found for _unused, found in best.values()], answer.failures
 
 
 class _Index(BaseHTTPRequestHandler):
@@ -87,7 +90,7 @@ class _Index(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        kind, _, name = urllib.parse.unquote(self.path).strip("/").partition("/")
+        kind, _unused, name = urllib.parse.unquote(self.path).strip("/").partition("/")
         if kind == "simple" and name:
             self._answer(self._page(canonicalize_name(name)), _JSON)
         elif kind == "built" and (content := self._built(name)) is not None:
@@ -143,7 +146,7 @@ class _Index(BaseHTTPRequestHandler):
         first, last, status = 0, size - 1, 200
         asked = self.headers.get("Range", "")
         if asked.startswith("bytes=") and "," not in asked:
-            begin, _, end = asked.removeprefix("bytes=").partition("-")
+            begin, _unused, end = asked.removeprefix("bytes=").partition("-")
             first = int(begin) if begin else max(size - int(end), 0)
             last = min(int(end), size - 1) if begin and end else size - 1
             status = 206

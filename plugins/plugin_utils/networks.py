@@ -9,7 +9,12 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from typing import TypedDict
 
-from netaddr import AddrFormatError, IPNetwork, cidr_merge
+try:
+    from netaddr import AddrFormatError, IPNetwork, cidr_merge
+except ImportError as error:  # told when a network is read; listing plugins must work without it
+    NETADDR_MISSING: ImportError | None = error
+else:
+    NETADDR_MISSING = None
 
 
 def parse_network(entry: object) -> IPNetwork:
@@ -21,9 +26,11 @@ def parse_network(entry: object) -> IPNetwork:
     Raises:
         ValueError: the entry is none of the above; the message names it and what to write instead.
     """
+    if NETADDR_MISSING is not None:
+        raise ValueError("netaddr is missing on the control node: install requirements.txt there") from NETADDR_MISSING
     if not isinstance(entry, str):
         raise ValueError(f"{entry!r} is no network: write a string such as 10.77.0.0/24 or 2001:db8::/32")
-    _, slash, prefix = entry.partition("/")
+    _unused, slash, prefix = entry.partition("/")
     if slash and not (prefix.isascii() and prefix.isdigit()):
         raise ValueError(f"{entry!r} is no network: after the slash write the prefix length, as in 10.77.0.0/24")
     try:

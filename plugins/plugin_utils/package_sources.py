@@ -26,12 +26,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from ..module_utils.atomic import sha256_file
 from .http_pool import HttpPool, origin_of
 from .release_definition import DEFAULT_SOURCE, Release
 from .wheels import canonical_version, split_wheel_name
+
+try:
+    from packaging.utils import canonicalize_name
+except ImportError as error:  # ansible-core brings it; where only plugins are listed, it may be absent
+    PACKAGING_MISSING = error
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 _PAGE_LIMIT_BYTES = 256 << 20
@@ -256,7 +259,7 @@ class PackageSources:
         header = self.authorization(url).get("Authorization")
         if header is None or "://" not in url:
             return url
-        user, _, password = base64.b64decode(header.removeprefix("Basic ")).decode().partition(":")
+        user, _unused, password = base64.b64decode(header.removeprefix("Basic ")).decode().partition(":")
         parts = urllib.parse.urlsplit(url)
         quoted = f"{urllib.parse.quote(user, safe='')}:{urllib.parse.quote(password, safe='')}@{parts.netloc}"
         return urllib.parse.urlunsplit(parts._replace(netloc=quoted))
@@ -316,7 +319,7 @@ class PackageSources:
         for key, value in self.authorization(page).items():
             request.add_unredirected_header(key, value)
         failure = ""
-        for _ in range(3):
+        for _unused in range(3):
             try:
                 with self.pool.open(request, timeout=self._timeout_s) as answer:
                     content = answer.read(_PAGE_LIMIT_BYTES)
@@ -357,7 +360,7 @@ def _without_credentials(url: str) -> tuple[str, str | None]:
     userinfo, at, host = parts.netloc.rpartition("@")
     if not at:
         return url, None
-    user, _, password = userinfo.partition(":")
+    user, _unused, password = userinfo.partition(":")
     bare = urllib.parse.urlunsplit(parts._replace(netloc=host))
     return bare, _basic(urllib.parse.unquote(user), urllib.parse.unquote(password))
 

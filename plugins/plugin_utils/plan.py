@@ -383,7 +383,7 @@ class _Composition:
         """How to come to a release with a patch."""
         carrying = [name for name in shipped_releases() if patch in _shipped_patches(name)]
         known = self.patches.get(patch)
-        past = [str(versions) for versions, _ in known.needless] if known else []
+        past = [str(versions) for versions, _reason in known.needless] if known else []
         return (
             "Choose a release that carries the patch"
             + (f" ({', '.join(carrying)})" if carrying else "")
@@ -772,7 +772,7 @@ class _Composition:
                     "release": found["release"],
                     "for": f"instance {found['name']}",
                 }
-                for found, (_, wanted) in zip(instances, hardware, strict=True)
+                for found, (_unused, wanted) in zip(instances, hardware, strict=True)
                 if found["_profile"].about.get("accelerator") == "cuda"
             ],
             "memory_gib": [

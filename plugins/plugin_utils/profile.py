@@ -8,13 +8,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
-from packaging.version import Version
-
 from .catalogue import inventory_spec, shipped_profiles
 from .plan_layers import Branch, Layer, layer, merge, resolve
 from .role_variables import Problem, checked, nearest, problem
+
+try:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.utils import canonicalize_name
+    from packaging.version import Version
+except ImportError as error:  # ansible-core brings it; where only plugins are listed, it may be absent
+    PACKAGING_MISSING = error
 
 # What a profile says about itself; the rest are settings, the lowest layer of an instance.
 _ABOUT = ("description", "extends", "accelerator", "hardware", "vllm", "patches", "packages")

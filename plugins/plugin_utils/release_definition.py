@@ -13,9 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+try:
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion, Version
+except ImportError as error:  # ansible-core brings it; where only plugins are listed, it may be absent
+    PACKAGING_MISSING = error
 
 from .catalogue import CatalogueError, read_yaml
 from .flashinfer_set import Declaration, FlashInferError, known_pins, parse_declaration, set_problems
@@ -257,7 +260,7 @@ def _other_lock(
 ) -> Path | None:
     """The lock of another release, which must be locked for the very same."""
     try:
-        theirs, _, path = _find(other, extra, catalogue)
+        theirs, _where, path = _find(other, extra, catalogue)
     except ReleaseError as error:
         problems.append(f"lock: {error}")
         return None

@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 
-from packaging.tags import compatible_tags, cpython_tags
-from packaging.utils import canonicalize_name, canonicalize_version
+try:
+    from packaging.tags import compatible_tags, cpython_tags
+    from packaging.utils import canonicalize_name, canonicalize_version
+except ImportError as error:  # ansible-core brings it; where only plugins are listed, it may be absent
+    PACKAGING_MISSING = error
+
 
 _SUMMARY = "Metadata only, built by onprem.vllm: requires what provides it under another name"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold: the same bytes on every machine

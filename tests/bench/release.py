@@ -43,7 +43,7 @@ json.dump({"state": outcome.state, "seconds": outcome.seconds, "total": time.mon
 class Quiet(http.server.SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_unused: Any) -> None:
         pass
 
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Ask every group of serving hosts for a chat completion: ``ask.py INVENTORY.json`` (ansible-inventory --list)."""

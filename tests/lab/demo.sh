@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/usr/bin/env bash
 # make demo: from a fresh Debian machine (root, apt) to two groups of hosts that answer completions.
 # Every step does only what is not done yet, so a second run, or one after a failure, is quick.
 set -euo pipefail

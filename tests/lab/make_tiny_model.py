@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Write a tiny Qwen3 checkpoint with random weights: standard library alone, the same bytes on every machine.
@@ -75,21 +74,21 @@ def bfloat16(values: Iterator[float]) -> bytes:
 def weights(layers: int, seed: int) -> Iterator[Tensor]:
     """Every tensor: name, shape, bfloat16 bytes. Uniform draws: no libm call that could differ between machines."""
     draw = random.Random(seed).random
-    tokens, _, words = vocabulary()
+    tokens, _unused, words = vocabulary()
 
     def uniform(bound: float) -> float:
         return (2 * draw() - 1) * bound
 
     def matrix(name: str, rows: int, columns: int, *, writes_residual: bool = False) -> Tensor:
         values = (
-            0.0 if writes_residual and row == 0 else uniform(0.035) for row in range(rows) for _ in range(columns)
+            0.0 if writes_residual and row == 0 else uniform(0.035) for row in range(rows) for _unused in range(columns)
         )
         return name, (rows, columns), bfloat16(values)
 
     def norm(name: str, size: int) -> Tensor:
         return name, (size,), bfloat16(iter([1.0] * size))
 
-    embedding = (uniform(0.5) if column else 1.0 for _ in tokens for column in range(HIDDEN))
+    embedding = (uniform(0.5) if column else 1.0 for _unused in tokens for column in range(HIDDEN))
     yield "model.embed_tokens.weight", (len(tokens), HIDDEN), bfloat16(embedding)
     for layer in range(layers):
         at = f"model.layers.{layer}"
@@ -122,11 +121,11 @@ def safetensors(tensors: list[Tensor]) -> bytes:
         end += len(content)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + b"".join(content for _, _, content in tensors)
+    return struct.pack("<Q", len(text)) + text + b"".join(content for _unused, _unused, content in tensors)
 
 
 def tokenizer() -> dict[str, object]:
-    tokens, merges, _ = vocabulary()
+    tokens, merges, _unused = vocabulary()
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
@@ -155,7 +154,7 @@ def tokenizer() -> dict[str, object]:
 
 def checkpoint(layers: int = 2, seed: int = 0, shards: int = 1) -> dict[str, bytes]:
     """Every file of the checkpoint by name."""
-    tokens, _, _ = vocabulary()
+    tokens, _unused, _unused = vocabulary()
     text_end, turn_end = tokens["<|endoftext|>"], tokens["<|im_end|>"]
     special = {"bos_token_id": text_end, "eos_token_id": turn_end, "pad_token_id": text_end}
     config = {
@@ -209,8 +208,8 @@ def checkpoint(layers: int = 2, seed: int = 0, shards: int = 1) -> dict[str, byt
             name = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
             part = tensors[shard::shards]
             files[name] = safetensors(part)
-            placed |= {tensor: name for tensor, _, _ in part}
-        total = sum(len(content) for _, _, content in tensors)
+            placed |= {tensor: name for tensor, _unused, _unused in part}
+        total = sum(len(content) for _unused, _unused, content in tensors)
         documents["model.safetensors.index.json"] = {"metadata": {"total_size": total}, "weight_map": placed}
     return files | {name: (json.dumps(document, indent=1) + "\n").encode() for name, document in documents.items()}
 

@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/usr/bin/env bash
 # The Debian packages that test hosts need, installed unless they are there. Root and apt, on Debian 12 or newer.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

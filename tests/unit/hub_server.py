@@ -45,7 +45,7 @@ class Hub:
         self.faults: dict[str, list[str]] = {}
         self.gated = False
         self.needs_token: str | None = None
-        self.before_each: Callable[[Request], None] = lambda _: None
+        self.before_each: Callable[[Request], None] = lambda _unused: None
         self._servers = {name: _Server(self, name) for name in ("hub", "cdn")}
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class Hub:
             threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_unused: object) -> None:
         for server in self._servers.values():
             server.shutdown()
             server.server_close()
@@ -93,7 +93,7 @@ class _Server(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_unused: object) -> None:
         pass
 
     def do_HEAD(self) -> None:

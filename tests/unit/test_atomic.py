@@ -14,7 +14,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path, monkeypatch):
     target = tmp_path / "serve.yaml"
     target.write_bytes(b"old")
 
-    def no_space(*_):
+    def no_space(*_unused):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_space)

@@ -186,7 +186,7 @@ def test_the_bundle_installs_with_uv_from_the_served_index(site, tmp_path, index
     assert not any("vllm" in path for path in index.asked), "what is built here is asked from nobody"
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_unused: Any) -> None:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site.bundle)))
@@ -607,7 +607,7 @@ def test_a_lock_with_a_wheel_built_here(site, index):
     }
     index.add(site.make("engine", "1.0", requires=["missing-codec>=2"]))
     index.add(site.make("vllm", "1.0+cpu"))
-    text, _ = lock(site)
+    text, _unused = lock(site)
     pins = {pin.name: pin for pin in parse_lock(text, "x")}
     assert set(pins) == {"engine", "vllm"}
     assert pins["vllm"].hashes == {digest(build_metadata_wheel("vllm", "1.0+cpu", ["engine==1.0"])[1])}
@@ -662,7 +662,7 @@ def test_the_locked_wheel_says_what_it_pins_before_the_catalogue_does(site, tmp_
 def test_a_version_that_neither_wheel_nor_catalogue_can_tell_of_is_said(site, index):
     site.definition |= {"vllm": "0.99.0", "variant": "cu130", "requirements": ["vllm==0.99.0"]}
     index.add(site.make("vllm", "0.99.0"))
-    _, (warning,) = lock(site)
+    (warning,) = lock(site)[1]
     assert "what vLLM 0.99.0 itself pins of FlashInfer" in warning
 
 

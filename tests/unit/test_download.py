@@ -54,7 +54,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if act == "truncate" else body)
 
-    def log_message(self, *_):
+    def log_message(self, *_unused):
         pass
 
 
@@ -68,7 +68,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(dl.time, "sleep", lambda _: None)
+    monkeypatch.setattr(dl.time, "sleep", lambda _unused: None)
 
 
 def test_a_truncated_answer_is_continued_where_it_stopped(server, tmp_path):

@@ -84,7 +84,7 @@ def test_a_write_that_fails_leaves_nothing_and_a_half_one_is_swept(
 ) -> None:
     generations.write(content())
 
-    def full(_: int) -> None:
+    def full(_unused: int) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:

@@ -282,7 +282,7 @@ class Answers(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.reply({"choices": [{"message": {"content": self.content if asked["model"] == "tiny" else None}}]})
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_unused: object) -> None:
         pass
 
 

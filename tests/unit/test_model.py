@@ -68,14 +68,14 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content[: len(content) // 2] if path.name in self.cut else content)
 
-    def log_message(self, *_):
+    def log_message(self, *_unused):
         pass
 
 
 @pytest.fixture(autouse=True)
 def no_flush(monkeypatch):
     """A busy disk makes each flush a tenth of a second, of thousands."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fsync", lambda _unused: None)
 
 
 class Host:
@@ -110,7 +110,7 @@ class Host:
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr("time.sleep", lambda _unused: None)
     handler = type("Fresh", (Handler,), {"requests": [], "cut": set()})
     (tmp_path / "bundle").mkdir()
     bound = functools.partial(handler, directory=str(tmp_path / "bundle"))
@@ -291,7 +291,7 @@ def test_killed_anywhere_the_next_run_repairs(tmp_path, monkeypatch, die_at, can
 
     calls = 0
     if not can_exchange:
-        monkeypatch.setattr(model, "exchange", lambda *_: False)
+        monkeypatch.setattr(model, "exchange", lambda *_unused: False)
 
     def dying(function):
         def call(*args, **kwargs):
@@ -328,10 +328,10 @@ def test_killed_anywhere_the_next_run_repairs(tmp_path, monkeypatch, die_at, can
 def test_too_little_space_is_told_before_the_first_byte(mirrored, monkeypatch):
     real = os.statvfs(mirrored.bundle)
     small = os.statvfs_result((*real[:1], 4096, real[2], 0, 50_000, *real[5:]))
-    monkeypatch.setattr(model.os, "statvfs", lambda _: small)
+    monkeypatch.setattr(model.os, "statvfs", lambda _unused: small)
     with pytest.raises(ModelError, match=r"Not enough space on .* for tiny: 175\.0 KiB .* Free .*hf_cache_root"):
         mirrored.run()
-    assert [name for name, _ in mirrored.requests] == ["manifest.json"]
+    assert [name for name, _unused in mirrored.requests] == ["manifest.json"]
     assert not mirrored.root.exists()
 
 

@@ -35,7 +35,7 @@ def hub(monkeypatch):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Short pauses, and no flush: a busy disk makes each a tenth of a second, of thousands."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fsync", lambda _unused: None)
     real = time.sleep
     monkeypatch.setattr(download.time, "sleep", lambda seconds: real(min(seconds, 0.01)))
 
@@ -226,7 +226,7 @@ class TestFromTheHub:
     def test_too_little_space_is_told_before_the_first_byte(self, hub, tmp_path, monkeypatch):
         hub.commit(FILES)
         usage = model_source.shutil.disk_usage(tmp_path)._replace(free=1000)
-        monkeypatch.setattr(model_source.shutil, "disk_usage", lambda _: usage)
+        monkeypatch.setattr(model_source.shutil, "disk_usage", lambda _unused: usage)
         with pytest.raises(ModelError, match=r"KiB are to be fetched, .* has 1000 B free"):
             stage(tmp_path, FROM_MAIN)
         assert hub.fetched() == []

@@ -67,8 +67,8 @@ MIRROR: dict[str, Any] = {
 }
 
 
-def plan(base: dict[str, Any] = TINY, groups: tuple[str, ...] = ("vllm",), **changes: Any) -> dict[str, Any]:
-    variables = {**copy.deepcopy(base), **changes}
+def plan(base: dict[str, Any] | None = None, groups: tuple[str, ...] = ("vllm",), **changes: Any) -> dict[str, Any]:
+    variables = {**copy.deepcopy(TINY if base is None else base), **changes}
     return compose_plan("glm1", groups, {name: value for name, value in variables.items() if value is not ...})
 
 

@@ -56,11 +56,11 @@ def _hostvars(tmp_path: Path) -> HostVars:
 
 
 def is_plain(value: Any) -> bool:
-    if type(value) is dict:
-        return all(type(key) is str and is_plain(child) for key, child in value.items())
-    if type(value) is list:
+    if value.__class__ is dict:
+        return all(key.__class__ is str and is_plain(child) for key, child in value.items())
+    if value.__class__ is list:
         return all(is_plain(child) for child in value)
-    return type(value) in (str, int, float, bool, type(None))
+    return value.__class__ in (str, int, float, bool, type(None))
 
 
 def test_the_plans_of_all_hosts_with_templates_evaluated(hostvars: HostVars) -> None:

@@ -44,7 +44,7 @@ def test_merge_applies_one_layer_after_the_other(layers: list[dict]) -> None:
     expected: dict = {}
     for settings in layers:
         expected = naive(expected, settings)
-    value, _ = resolve(merge_all(*(layer(settings, str(index)) for index, settings in enumerate(layers))))
+    value, _unused = resolve(merge_all(*(layer(settings, str(index)) for index, settings in enumerate(layers))))
     assert value == expected
 
 
@@ -59,7 +59,7 @@ def has(settings: Any, path: tuple[str, ...], value: Any) -> bool:
 @given(st.lists(MAPS, min_size=1, max_size=5))
 def test_origin_names_the_last_layer_that_set_the_value(layers: list[dict]) -> None:
     value, origins = resolve(merge_all(*(layer(settings, str(index)) for index, settings in enumerate(layers))))
-    assert set(origins) == {path for path, _ in leaves(value) if path}
+    assert set(origins) == {path for path, _unused in leaves(value) if path}
     for path, leaf in leaves(value):
         if not path or leaf == {}:
             continue

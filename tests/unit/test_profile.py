@@ -26,7 +26,7 @@ def test_the_shipped_profiles_are_right_in_themselves() -> None:
 @pytest.mark.parametrize("name", sorted(shipped_profiles()))
 def test_a_shipped_profile_can_be_served(name: str) -> None:
     profile = load(name)
-    settings, _ = resolve(profile.settings)
+    settings, _unused = resolve(profile.settings)
     assert settings["model"]
     assert settings["serve"]["max-model-len"] > 0
     assert profile.about["accelerator"] in ("cpu", "cuda")
@@ -59,7 +59,7 @@ def test_versions_that_a_profile_refuses_are_named_with_the_reason(profile: str,
 
 
 def test_glm_5_3_is_served_like_5_2_under_its_own_name() -> None:
-    older, _ = resolve(load("glm-5.2-nvfp4-8gpu").settings)
+    older, _unused = resolve(load("glm-5.2-nvfp4-8gpu").settings)
     newer, origins = resolve(load("glm-5.3-nvfp4-8gpu").settings)
     assert newer["serve"] == older["serve"]
     assert (newer["model"], newer["served_model_name"]) == ("glm-5.3-nvfp4", "glm-5.3")
@@ -68,7 +68,7 @@ def test_glm_5_3_is_served_like_5_2_under_its_own_name() -> None:
 
 
 def test_a_site_s_profile_replaces_a_shipped_one_of_its_name() -> None:
-    settings, _ = resolve(load("tiny-cpu", {"tiny-cpu": {"model": "other"}}).settings)
+    settings, _unused = resolve(load("tiny-cpu", {"tiny-cpu": {"model": "other"}}).settings)
     assert settings == {"model": "other"}
 
 

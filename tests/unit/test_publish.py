@@ -209,7 +209,7 @@ def test_rot_in_an_earlier_bundle_does_not_spread(sender):
 
 def test_a_disk_too_small_is_refused_before_anything_is_written(sender, monkeypatch):
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(publish.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(publish.shutil, "disk_usage", lambda _unused: usage._replace(free=1000))
     with pytest.raises(PublishError, match=r"7\.3 KiB of the bundle are not on the mirror yet.*wheel_mirror_root"):
         sender.mirror.begin(sender.raw)
     assert not sender.mirror.root.exists()

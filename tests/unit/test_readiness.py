@@ -47,7 +47,7 @@ def serve() -> Iterator[Callable[[Answer], str]]:
 
             do_GET = do_POST = do  # noqa: N815 - the names http.server looks for
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, *_unused: object) -> None:
                 pass
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -87,7 +87,7 @@ def test_a_completion_is_ready_and_recorded(serve, main_process, tmp_path: Path)
     done = ready(serve(answer), main_process, tmp_path / "r.json", VLLM_API_KEY="k", http_proxy="http://127.0.0.1:9")
     assert (done.returncode, done.stderr) == (0, "")
     assert asked[:2] == [("/health", None, "Bearer k"), ("/v1/completions", "tiny", "Bearer k")]
-    assert {key for _, _, key in asked} == {"Bearer k"}
+    assert {key for _unused, _unused, key in asked} == {"Bearer k"}
     record = json.loads((tmp_path / "r.json").read_text())
     assert (record["model"], record["generation"], record["pid"]) == ("tiny", "7", main_process.pid)
     assert 0 <= record["seconds"] < 60
@@ -145,7 +145,7 @@ def test_an_engine_that_a_warm_up_request_kills_is_not_ready(serve, main_process
     ],
 )
 def test_a_wrong_answer_ends_it_at_once_with_its_reason(serve, main_process, tmp_path, status, content, said) -> None:
-    def answer(path, *_):
+    def answer(path, *_unused):
         if path == "/v1/models":
             return 200, {"data": [{"id": "right-one"}]}
         return (200, {}) if path == "/health" else (status, content)
@@ -162,7 +162,7 @@ def test_a_wrong_answer_ends_it_at_once_with_its_reason(serve, main_process, tmp
 def test_it_waits_while_the_engine_is_not_there_yet(serve, main_process, tmp_path: Path) -> None:
     left = [503, 503, 200]
 
-    def answer(path, *_):
+    def answer(path, *_unused):
         return (left.pop(0) if path == "/health" and len(left) > 1 else 200), WORKING
 
     assert ready(serve(answer), main_process, tmp_path / "r.json").returncode == 0
@@ -173,7 +173,7 @@ def test_it_waits_while_the_engine_is_not_there_yet(serve, main_process, tmp_pat
 def test_it_ends_when_the_main_process_does_even_while_an_answer_is_awaited(serve, tmp_path, path_that_hangs) -> None:
     hanging = threading.Event()
 
-    def answer(path, *_):
+    def answer(path, *_unused):
         if path == path_that_hangs:
             hanging.wait(30)
         return 200, WORKING
@@ -206,7 +206,7 @@ def test_a_stop_is_no_failure_and_a_stray_interrupt_is_no_readiness(tmp_path: Pa
     if main_ends:
         process.kill()
         process.wait()
-    _, said = waiting.communicate(timeout=60)
+    _unused, said = waiting.communicate(timeout=60)
     process.kill()
     process.wait()
     assert waiting.returncode == (0 if main_ends else 1)

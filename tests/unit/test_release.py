@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(not Path("/usr/bin/python3.11").exists(), reason
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     asked: ClassVar[list[str]] = []
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_unused: Any) -> None:
         self.asked.append(self.path)
 
 
@@ -81,7 +81,7 @@ def unpacked_uv(pristine: tuple[Path, dict[str, Any]], tmp_path_factory: pytest.
     bundle, plan = pristine
     directory = tmp_path_factory.mktemp("uv") / plan["uv"]["version"]
     wheel = Pinned(plan["uv"]["file"], plan["uv"]["sha256"])
-    with served(bundle) as (url, _):
+    with served(bundle) as (url, _unused):
         install_uv(url, plan["uv"]["version"], wheel, directory)
     return directory
 
@@ -135,7 +135,7 @@ def test_a_release_works_in_its_place(virgin: World) -> None:
     (outcome,) = report.outcomes
     assert (outcome.state, outcome.changed, report.changed) == ("installed", True, True)
     assert report.tools == ["uv 0.13.9"]
-    assert list(outcome.seconds) == ["uv", "interpreter", *(name for name, _ in builder.STEPS)]
+    assert list(outcome.seconds) == ["uv", "interpreter", *(name for name, _unused in builder.STEPS)]
     said = subprocess.run([virgin.path("small") / "bin/engine"], capture_output=True, text=True, check=True).stdout
     assert said == "engine cu13\n"
     manifest = read_manifest(virgin.path("small"))
@@ -429,7 +429,7 @@ def finished(
     bundle, plan = pristine
     root = tmp_path_factory.mktemp("finished") / "vllm"
     shutil.copytree(unpacked_uv, root / "uv" / plan["uv"]["version"], copy_function=os.link)
-    with served(bundle) as (url, _):
+    with served(bundle) as (url, _unused):
         site = Site(root, url, plan["uv"])
         apply(site, [Release.from_plan(plan["releases"]["small"])])
     return World(bundle, site, plan, [])
@@ -703,7 +703,7 @@ def test_two_patches_of_one_file_are_refused(world: World) -> None:
 
 def test_too_little_space_is_refused_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(world.site.root.parent)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _unused: usage._replace(free=1000))
     with pytest.raises(ReleaseError, match="0 MiB free, and small needs about 64 MiB"):
         apply(world.site, [world.release("small")])
     assert not world.site.releases.exists()
@@ -715,7 +715,7 @@ def test_a_release_on_the_host_counts_as_there_when_space_is_reckoned(world: Wor
     assert builder.space_problem(world.site, {"small": lock}) is None
 
 
-KILLED_WHEN = [name for name, _ in builder.STEPS]
+KILLED_WHEN = [name for name, _unused in builder.STEPS]
 
 
 @pytest.mark.parametrize("step", KILLED_WHEN)
@@ -746,7 +746,7 @@ def test_a_run_killed_in_any_step_is_repaired_by_the_next(world: World, step: st
             apply(world.site, [world.release("small")])
         finally:
             os._exit(1)
-    _, status = os.waitpid(pid, 0)
+    _unused, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status)
     assert ready.exists()
     assert not world.path("small").exists()

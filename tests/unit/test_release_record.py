@@ -86,7 +86,7 @@ def test_unpacking_in_the_given_order_always_leaves_the_winners(order, pairs, ra
     steps = reinstall_order(wrong, settled, overlaps)
     for name in steps:
         disk.update({path: name for path, pair in paths.items() if name in pair})
-    assert all(disk[path] == winner for path, (winner, _) in paths.items())
+    assert all(disk[path] == winner for path, (winner, _unused) in paths.items())
     assert len(steps) == len(set(steps))
     assert bool(steps) == bool(wrong)
 
@@ -113,7 +113,7 @@ def test_a_tree_of_every_kind_is_whole_and_its_manifest_reads_back(tmp_path: Pat
     take_manifest(tmp_path, hashes, {"k": 1}).write(tmp_path)
     manifest = read_manifest(tmp_path)
     assert compare_by_stat(tmp_path, manifest) == []
-    assert {path for path, _ in manifest.entries()} == set(paths)
+    assert {path for path, _unused in manifest.entries()} == set(paths)
     entry = manifest.entry("x/y/ü.txt")
     assert entry is not None
     assert (entry.sha256, entry.mode) == (hashes["x/y/ü.txt"], 0o644)

@@ -97,7 +97,7 @@ def test_null_stays_so_that_it_can_remove_a_key() -> None:
 
 
 def test_a_secret_s_value_is_not_shown() -> None:
-    _, problems = check(4711, type="str", no_log=True)
+    _unused, problems = check(4711, type="str", no_log=True)
     assert "4711" not in str(problems)
 
 

@@ -48,7 +48,7 @@ def test_nobody_but_root_can_write(host):
 def test_every_file_is_what_the_manifest_says(host, release, manifest):
     files = {
         f"{folder}/{name}".lstrip("/"): text.split()[-1]
-        for folder, (_, entries) in manifest["folders"].items()
+        for folder, (_unused, entries) in manifest["folders"].items()
         for name, text in entries.items()
     }
     sums = "".join(f"{digest}  {release}/{path}\n" for path, digest in files.items())

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """A stand-in for a release's ``bin/vllm``: a real HTTP server with vLLM's command line and none of its weight.
 
 It reads ``serve --config FILE`` as this scenario writes it (one ``key: value`` a line) and answers /health,
@@ -17,13 +16,13 @@ import time
 settings = {}
 with open(sys.argv[sys.argv.index("--config") + 1], encoding="utf-8") as stream:
     for line in stream:
-        key, _, value = line.strip().partition(": ")
+        key, _unused, value = line.strip().partition(": ")
         settings[key] = value.strip("'\"")
 fault = settings.get("stand-in", "")
 model = settings["served-model-name"]
 
 
-def interrupted(*_):
+def interrupted(*_unused):
     print("stand-in: interrupted", flush=True)
     os._exit(130 if loading else 0)
 
@@ -80,7 +79,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
             text = "" if fault == "empty" else " Paris"
             self.answer({"model": "another" if fault == "foreign" else model, "choices": [{"text": text}]})
 
-    def log_message(self, *_):
+    def log_message(self, *_unused):
         pass
 
 

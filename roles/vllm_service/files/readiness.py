@@ -93,7 +93,7 @@ def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pa
         time.sleep(pause_s)
 
 
-def _stop(*_: object) -> None:
+def _stop(*_unused: object) -> None:
     raise Stopped
 
 
@@ -209,7 +209,7 @@ def _kinds(until: float) -> dict[str, Callable[[], str]]:
         return lambda: post("/v1/completions", {**short, **more})
 
     def long_prompt() -> str:
-        _, body = _request("/v1/models", None, until)
+        _unused, body = _request("/v1/models", None, until)
         try:
             room = min(int(entry["max_model_len"]) for entry in json.loads(body)["data"]) - ASKED_TOKENS
         except (ValueError, LookupError, TypeError):
@@ -277,7 +277,7 @@ class MainProcess:
         if self._started() != self.started:
             self._gone()
 
-    def _interrupt(self, *_: object) -> None:
+    def _interrupt(self, *_unused: object) -> None:
         """Note it and go on: a stop reaches the main process too, and that it ends is what counts."""
         self.interrupted = True
 
@@ -315,7 +315,7 @@ def _in_time(ask: Callable[[], str], process: MainProcess, until: float) -> str:
 
 
 def _healthy(until: float) -> str:
-    status, _ = _request("/health", None, until)
+    status, _unused = _request("/health", None, until)
     if status != 200:
         raise StillStarting(f"/health answers {status}")
     return ""
@@ -352,7 +352,7 @@ def _remedy(status: int, model: str, until: float) -> str:
     if status == 401:
         return " VLLM_API_KEY in its secrets is not the key it was started with."
     if status == 404:
-        _, body = _request("/v1/models", None, until)
+        _unused, body = _request("/v1/models", None, until)
         try:
             served = ", ".join(entry["id"] for entry in json.loads(body)["data"])
         except (ValueError, LookupError, TypeError):
