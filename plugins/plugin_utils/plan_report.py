@@ -54,7 +54,8 @@ def plan_table(plan: Mapping[str, Any]) -> str:
     origins = plan["origins"]
     rows: list[tuple[str, str, str]] = []
     for part in ("roles", "mirror", "service", "paths", "uv", "releases", "models"):
-        rows.extend((".".join(path), "", _short(value)) for path, value in leaves(_named(plan[part]), (part,)))
+        shown = [_by_names(release) for release in plan[part]] if part == "releases" else plan[part]
+        rows.extend((".".join(path), "", _short(value)) for path, value in leaves(_named(shown), (part,)))
     rows.extend((f"packages.{package['name']}", "", package["for"]) for package in plan["packages"])
     for port in plan["firewall"]["ports"]:
         networks = ", ".join(port["networks"]) or "nobody"
@@ -69,6 +70,11 @@ def plan_table(plan: Mapping[str, Any]) -> str:
     return "\n".join(
         [plan["host"], *(f"  {path:<{first}}  {origin:<{second}}  {value}" for path, origin, value in rows)]
     )
+
+
+def _by_names(release: Mapping[str, Any]) -> dict[str, Any]:
+    """A release with the names of its patches; what they change stands in the catalogue."""
+    return {**release, "patches": [patch["name"] for patch in release["patches"]]}
 
 
 def _named(part: Any) -> Any:

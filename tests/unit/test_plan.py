@@ -744,6 +744,8 @@ def test_table_shows_values_and_origins() -> None:
     lines = plan_table(plan(**instance(serve={"seed": 3}))).splitlines()
     assert any(line.split() == ["instances.glm.serve.seed", "instance", "glm", "3"] for line in lines)
     assert any(line.split() == ["mirror.url", "http://mirror1"] for line in lines)
+    patched = plan_table(on("0.28.0-cu130-sm120")).splitlines()
+    assert any(line.split() == ["releases.0.28.0-cu130-sm120.patches", SM120] for line in patched)
 
 
 def on(release: str, profile: str = "glm-5.2-nvfp4-8gpu", **changes: Any) -> dict[str, Any]:
