@@ -22,6 +22,8 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition imp
     shipped_releases,
 )
 from ansible_collections.onprem.vllm.plugins.plugin_utils.wheels import target_tags, wheel_rank
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
 RELEASES = shipped_releases()
@@ -356,3 +358,26 @@ def test_a_lock_that_cannot_be_trusted_is_no_basis_for_patches(tmp_path):
 def test_an_edited_lock_is_read_again(tmp_path):
     assert load_release("site", site(tmp_path)).locked() == {"vllm": "0.28.0"}
     assert load_release("site", site(tmp_path, lock=f"torch==2.13.0 {H}\n")).locked() == {"torch": "2.13.0"}
+
+
+KEYS = st.sampled_from(
+    ["overrides", "reason", "disable_version_check", "architectures", "profiles", "flashinfer-cubin"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["0.6.18", SM120, "sm120", "flashinfer-python", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from(["patches", "flashinfer", "for"]), VALUES))
+def test_whatever_stands_in_the_new_keys_is_read_or_refused(content):
+    plain = yaml.safe_load((CATALOGUE / "releases" / "0.28.0-cu130.yml").read_text())
+    try:
+        release = load_release("site", {"site": {**plain, "lock": "0.28.0-cu130", **content}})
+    except ReleaseError:
+        assert content, "the release as it is shipped loads"
+        return
+    json.dumps(release.as_plan())
+    release.set_problems()
