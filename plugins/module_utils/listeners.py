@@ -11,12 +11,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import TypeAlias
 
 PROC = Path("/proc")
 TCP_LISTEN, UNCONNECTED = "0A", "07"
 SEND_ONLY = 255  # IPPROTO_RAW: such a socket cannot receive
-Address: TypeAlias = "IPv4Address | IPv6Address"
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Socket:
     """One line of /proc/net/{tcp,udp,raw}{,6}."""
 
     protocol: str
-    address: Address
+    address: IPv4Address | IPv6Address
     port: int
     inode: int
 
@@ -103,7 +101,7 @@ def parse_sockets(text: str, protocol: str, state: str) -> Iterator[Socket]:
         yield Socket(protocol, address, port, int(fields[9]))
 
 
-def decode_address(text: str) -> Address:
+def decode_address(text: str) -> IPv4Address | IPv6Address:
     """An address as /proc/net prints it: 32-bit words in the machine's byte order; IPv4-mapped becomes IPv4."""
     raw = bytes.fromhex(text)
     if sys.byteorder == "little":

@@ -307,7 +307,8 @@ def test_a_flipped_byte_is_found_by_a_full_verify_and_fetched_anew(site):
 
 
 def test_a_wrong_hash_is_named_and_nothing_is_kept_of_it(site, index):
-    index.exchanged["engine-1.0-py3-none-any.whl"] = index.files["extra-3.1-py3-none-any.whl"]
+    wheel = index.files["engine-1.0-py3-none-any.whl"]
+    index.exchanged["engine-1.0-py3-none-any.whl"] = wheel[:-1] + bytes([wheel[-1] ^ 1])
     message = site.problem()
     assert "engine==1.0" in message
     assert "sha256 is" in message
