@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
@@ -227,3 +228,38 @@ def test_a_wrong_declaration_is_named_with_its_key(value, says):
         parse_declaration(value, "release x")
     assert says in str(refused.value)
     assert refused.value.problems
+
+
+# --- why the release for SM120 overrides vLLM's pin ---
+
+DECODE = "trtllm_batch_decode_with_kv_cache_mla"
+
+
+def passed_by(vllm: str) -> set[str]:
+    """The arguments that vLLM's attention class for SM120 passes to FlashInfer's MLA decode."""
+    source = wheel_member("vllm", vllm, "vllm/v1/attention/backends/mla/flashinfer_mla_sparse_sm120.py")
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(DECODE)
+    )
+    return {str(keyword.arg) for keyword in call.keywords}
+
+
+def taken_by(flashinfer: str) -> set[str]:
+    """The arguments that FlashInfer's MLA decode takes."""
+    source = wheel_member("flashinfer-python", flashinfer, "flashinfer/mla/_core.py")
+    (function,) = (
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == DECODE
+    )
+    assert function.args.kwarg is None
+    return {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+
+
+def test_the_flashinfer_of_the_release_for_sm120_takes_all_that_vllm_passes_and_the_pinned_one_does_not():
+    release = load_release("0.25.0-cu130-sm120")
+    passed = passed_by(release.vllm)
+    assert passed <= taken_by(release.locked()["flashinfer-python"])
+    pins = known_pins(release.vllm)
+    assert pins is not None
+    assert passed - taken_by(pins["flashinfer-python"]) == {"kv_scale_format"}
