@@ -381,9 +381,11 @@ class _Composition:
 
     def _patched_release(self, patch: str, release: Release) -> str:
         """How to come to a release with a patch."""
-        carrying = [name for name in shipped_releases() if patch in _shipped_patches(name)]
         known = self.patches.get(patch)
-        past = [str(versions) for versions, _reason in known.needless] if known else []
+        if known is None:
+            return f"The profile names patch {patch}, which does not exist: {nearest(patch, self.patches)}"
+        carrying = [name for name in shipped_releases() if patch in _shipped_patches(name)]
+        past = [str(versions) for versions, _reason in known.needless]
         return (
             "Choose a release that carries the patch"
             + (f" ({', '.join(carrying)})" if carrying else "")
@@ -579,8 +581,8 @@ class _Composition:
         for name, value in environment.items():
             place = self._setting(where, ("environment", name), origins)
             if name == VERSION_CHECK_SWITCH:
-                if value == decided.get(name):
-                    result[name] = value
+                if origins.get(("environment", name), "").startswith("release "):
+                    result[name] = decided[name]
                 elif release is not None:
                     self._wrong(
                         place,

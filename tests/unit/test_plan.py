@@ -645,6 +645,27 @@ BAD = [
         "made to run with it",
     ),
     (
+        "what the release decided is decided once more",
+        MIXED,
+        instance(environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1"}),
+        "vllm_instances.glm.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "refusal that names no patch there is",
+        TINY,
+        {
+            "vllm_profiles": {
+                "tiny-cpu": {
+                    **PROFILE,
+                    "vllm": {"refused": [{"versions": "<1", "because": "x", "patch": "gemma-4-mtp"}]},
+                }
+            }
+        },
+        "vllm_instances.glm.release",
+        "gemma-4-mtp-embeddings?",
+    ),
+    (
         "what the release decided is set to something else",
         MIXED,
         {"vllm_host_overrides": {"environment": {"FLASHINFER_DISABLE_VERSION_CHECK": "0"}}},

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.onprem.vllm.plugins.plugin_utils.catalogue import shipped_profiles
+from ansible_collections.onprem.vllm.plugins.plugin_utils.patch_catalogue import load_patches
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_layers import resolve
 from ansible_collections.onprem.vllm.plugins.plugin_utils.profile import checked_shipped_profiles, load_profiles
 
@@ -21,6 +22,13 @@ def load(name: str, site: dict[str, Any] | None = None) -> Any:
 def test_the_shipped_profiles_are_right_in_themselves() -> None:
     assert {"tiny-cpu", "glm-5.2-nvfp4-8gpu", "glm-5.3-nvfp4-8gpu", "gemma-4-26b-l40s"} <= set(shipped_profiles())
     assert checked_shipped_profiles() == []
+
+
+@pytest.mark.parametrize("name", sorted(shipped_profiles()))
+def test_the_patches_that_a_shipped_profile_names_exist(name: str) -> None:
+    profile = load(name)
+    refused = profile.about["vllm"].get("refused") or []
+    assert {*profile.patches, *(one["patch"] for one in refused if "patch" in one)} <= load_patches().keys()
 
 
 @pytest.mark.parametrize("name", sorted(shipped_profiles()))
