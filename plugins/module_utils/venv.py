@@ -360,7 +360,7 @@ class Uv:
             self._run("cache", "clean", *packages)
 
     def prune(self) -> None:
-        """Drop from the cache what belongs to nothing: archives unpacked when no room was left to note whose they are."""
+        """Drop from the cache what belongs to nothing: archives unpacked when no room was left to note whose."""
         self._run("cache", "prune")
 
     def _run(self, *words: str | os.PathLike[str]) -> None:
