@@ -626,6 +626,7 @@ def _forget_unshared(build: Build) -> bool:
     ours = locked_packages(build.lock)
     try:
         build.uv.forget([name for name, version in ours.items() if (name, version) not in shared])
+        build.uv.prune()
     except VenvError:
         return False
     clear_leftovers(build.site)  # what uv was unpacking when the room ended

@@ -359,6 +359,10 @@ class Uv:
         if packages:
             self._run("cache", "clean", *packages)
 
+    def prune(self) -> None:
+        """Drop from the cache what belongs to nothing: archives unpacked when no room was left to note whose."""
+        self._run("cache", "prune")
+
     def _run(self, *words: str | os.PathLike[str]) -> None:
         try:
             run([self.program, *words], self.environment, cwd=Path("/"))
