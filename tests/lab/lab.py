@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import hashlib
 import io
 import json
 import os
@@ -512,12 +513,22 @@ def ssh_config(lab: str, directory: Path, addresses: dict[str, str]) -> list[str
     ]
 
 
+def standing_connections(directory: Path) -> str:
+    """Where Ansible keeps the standing SSH connections to a lab's hosts.
+
+    It tells them apart by address, and two checkouts give the same addresses to their labs: one's run would go on in
+    the other's hosts. A socket's path has room for 107 characters, so the lab's own directory may be too long.
+    """
+    return f"~/.ansible/cp/{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
+
+
 def inventory(directory: Path, subnet: network.Subnet, addresses: dict[str, str]) -> list[str]:
     """An inventory of a lab's hosts, ungrouped, as YAML lines (a JSON value is YAML too, and quotes itself).
 
     Everything stands at the hosts, so that it wins over the group variables of another inventory given beside it.
     """
     arguments = json.dumps("-F " + shlex.quote(str(directory / "ssh_config")))
+    connections = json.dumps(standing_connections(directory))
     networks = json.dumps([str(subnet.ipv4), str(subnet.ipv6)])
     lines = ["---", "all:", "  hosts:"]
     for host, address in addresses.items():
@@ -526,6 +537,7 @@ def inventory(directory: Path, subnet: network.Subnet, addresses: dict[str, str]
             f"      ansible_host: {address}",
             "      ansible_user: ops",
             f"      ansible_ssh_common_args: {arguments}",
+            f"      ansible_control_path_dir: {connections}",
             f"      lab_networks: {networks}",
         ]
     return lines

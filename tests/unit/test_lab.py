@@ -187,6 +187,18 @@ def test_the_inventory_of_a_lab_is_yaml_and_its_variables_stand_at_the_hosts(tmp
     assert shlex.split(hosts["a"]["ansible_ssh_common_args"]) == ["-F", f"{directory}/ssh_config"]
 
 
+def test_labs_of_two_checkouts_share_no_standing_connection(tmp_path):
+    addresses = {"a": "10.77.4.11"}
+    found = [
+        yaml.safe_load("\n".join(lab.inventory(tmp_path / checkout, network.Subnet(4), addresses)))
+        for checkout in ("one", "two", "x" * 200)
+    ]
+    directories = [read["all"]["hosts"]["a"]["ansible_control_path_dir"] for read in found]
+    assert len(set(directories)) == 3
+    # 107 is the room for a socket's path; Ansible adds /<10 digits>, ssh a dot and 16 letters while it connects.
+    assert all(len(str(Path(directory).expanduser())) + 11 + 17 < 107 for directory in directories)
+
+
 def test_inventory_lab_has_the_addresses_that_the_demo_gets():
     started = (CHECKOUT / "tests/lab/demo.sh").read_text().split("lab.py up ", 1)[1].splitlines()[0].split()
     state = lab.State(lab.free_slot(lab.DEMO, CHECKOUT))
