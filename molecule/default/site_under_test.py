@@ -12,12 +12,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LAB_DIRECTORY = CHECKOUT / ".cache" / "lab" / os.environ["LAB"]
-INVENTORIES = ["-i", str(CHECKOUT / "inventory/lab"), "-i", str(LAB_DIRECTORY / "inventory.yml")]
+INVENTORIES = [
+    argument
+    for path in (CHECKOUT / "inventory/lab", CHECKOUT / "molecule/default/secrets.yml", LAB_DIRECTORY / "inventory.yml")
+    for argument in ("-i", str(path))
+]
 INSTANCES = {"glm1": "glm", "l40s1": "gemma"}
 PORT = 8000
+SECRETS = yaml.safe_load((CHECKOUT / "molecule/default/secrets.yml").read_text())["l40s"]["vars"]["vllm_secrets"]
+KEY = SECRETS["gemma"]["VLLM_API_KEY"]
 START_SECONDS = 400  # vLLM's start, with room for two cores that do other things as well
 
 Lab = Callable[..., str]
@@ -64,6 +73,13 @@ def process(host: str, lab: Lab) -> dict[str, str]:
         "--property=MainPID,NRestarts,ActiveState,SubState,User",
     )
     return dict(line.split("=", 1) for line in shown.splitlines())
+
+
+def served_models(host: str, lab: Lab) -> list[dict[str, Any]]:
+    """What a host's instance answers to who asks for its models, with the key."""
+    curl = ["curl", "--silent", "--fail", "--header", f"Authorization: Bearer {KEY}"]
+    read: dict[str, list[dict[str, Any]]] = json.loads(lab("run", *curl, f"http://{host}:{PORT}/v1/models"))
+    return read["data"]
 
 
 def manifest() -> dict[str, dict[str, dict[str, object]]]:

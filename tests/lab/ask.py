@@ -16,28 +16,30 @@ QUESTION = "Are you there?"
 SECONDS = 300  # the first sampled answer of a fresh process compiles kernels: 15 s on two idle cores
 
 
-def endpoints(inventory: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Group and address of each instance of the groups below ``vllm``."""
-    variables = inventory["_meta"]["hostvars"]
+def endpoints(inventory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Group, address and key (empty for none) of each instance of the groups below ``vllm``."""
     for group in inventory["vllm"]["children"]:
         for host in inventory[group]["hosts"]:
-            for instance in variables[host]["vllm_instances"].values():
-                yield group, f"http://{host}:{instance['port']}"
+            variables = inventory["_meta"]["hostvars"][host]
+            for name, instance in variables["vllm_instances"].items():
+                key = variables.get("vllm_secrets", {}).get(name, {}).get("VLLM_API_KEY", "")
+                yield group, f"http://{host}:{instance['port']}", key
 
 
-def ask(address: str) -> str:
-    """The answer of the first model that ``address`` serves.
+def ask(address: str, key: str) -> str:
+    """The answer of the first model that ``address`` serves to who has ``key``.
 
     Raises:
         OSError: no answer, or an error instead of one.
         ValueError: an answer without text.
     """
-    with urllib.request.urlopen(f"{address}/v1/models", timeout=SECONDS) as response:
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{address}/v1/models", headers=headers), timeout=SECONDS
+    ) as response:
         model = json.load(response)["data"][0]["id"]
     question = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 12}
-    request = urllib.request.Request(
-        f"{address}/v1/chat/completions", json.dumps(question).encode(), {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(question).encode(), headers)
     with urllib.request.urlopen(request, timeout=SECONDS) as response:
         text = str(json.load(response)["choices"][0]["message"]["content"] or "").strip()
     if not text:
@@ -47,11 +49,14 @@ def ask(address: str) -> str:
 
 def main() -> int:
     asked, failed = 0, 0
-    for group, address in endpoints(json.loads(Path(sys.argv[1]).read_text())):
+    for group, address, key in endpoints(json.loads(Path(sys.argv[1]).read_text())):
         asked += 1
         begin = time.monotonic()
         try:
-            print(f"      {group}: {address} answered {ask(address)!r} in {time.monotonic() - begin:.2f} s", flush=True)
+            print(
+                f"      {group}: {address} answered {ask(address, key)!r} in {time.monotonic() - begin:.2f} s",
+                flush=True,
+            )
         except (OSError, ValueError, LookupError) as error:
             failed += 1
             print(f"      {group}: {address} did not answer: {error}", file=sys.stderr, flush=True)

@@ -82,8 +82,7 @@ def test_serving_hosts_killed_at_every_task_of_a_change_keep_serving(lab, tmp_pa
     kills = kill_through(tmp_path / "seen", *change, after_each=answers)
     assert kills > 20
     for host in site.INSTANCES:
-        models = json.loads(lab("run", "curl", "--silent", f"http://{host}:{site.PORT}/v1/models"))
-        assert models["data"][0]["max_model_len"] == 512
+        assert site.served_models(host, lab)[0]["max_model_len"] == 512
     nothing_left_over(lab)
     assert site.changed(site.site(*change).stdout) == 0
     back = site.site()
