@@ -20,7 +20,7 @@ passed: list[str] = []
 def lab(*arguments: str) -> str:
     """The output of a command of lab.py for the scenario's lab."""
     command = [sys.executable, str(CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace")
     if done.returncode:
         pytest.fail(f"{' '.join(command)}\nended with {done.returncode}\n{done.stdout}{done.stderr}", pytrace=False)
     return done.stdout
