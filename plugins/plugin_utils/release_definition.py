@@ -21,7 +21,7 @@ except ImportError as error:  # ansible-core brings it; where only plugins are l
     PACKAGING_MISSING = error
 
 from .catalogue import CatalogueError, read_yaml
-from .flashinfer_set import Declaration, FlashInferError, known_pins, parse_declaration, set_problems
+from .flashinfer_set import Declaration, FlashInferError, known_pins, members_of, parse_declaration, set_problems
 from .lock import LockError, parse_lock
 from .patch_catalogue import Patch, PatchCatalogueError, PatchChoice, load_patches, patches_for
 from .role_variables import Problem
@@ -164,6 +164,7 @@ class Release:
             "overlaps": [{"winner": o.winner, "loser": o.loser} for o in self.overlaps],
             "patches": self.patches.as_plan(),
             "flashinfer": _declared(self.flashinfer),
+            "flashinfer_set": members_of(self.locked()),
             "environment": self.flashinfer.environment(),
         }
 

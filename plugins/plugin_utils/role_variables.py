@@ -165,5 +165,4 @@ def _checked_list(value: Any, spec: Mapping[str, Any], where: str, problems: lis
         problems.append(problem(where, f"is {_named(value)}, expected a list", "Write it as [a, b]."))
         return None
     element = {**spec, "type": spec.get("elements", "raw")}
-    element.pop("choices", None)
     return [checked(item, element, f"{where}[{index}]", problems) for index, item in enumerate(value)]

@@ -103,15 +103,34 @@ def test_a_plan_under_limit_is_the_same(example: list[dict[str, Any]]) -> None:
     assert query("inventory/example", "[]", "--limit", "gpu2") == example[2:]
 
 
+def imported(play: dict[str, Any]) -> list[dict[str, str]]:
+    return [
+        task["ansible.builtin.import_role"] for task in play.get("tasks", []) if "ansible.builtin.import_role" in task
+    ]
+
+
+def test_a_release_is_proven_before_it_serves() -> None:
+    serve = yaml.safe_load((COLLECTION / "playbooks" / "site.yml").read_text(encoding="utf-8"))[-1]
+    assert imported(serve) == [
+        {"name": "onprem.vllm.flashinfer", "tasks_from": "probe"},
+        {"name": "onprem.vllm.vllm_service"},
+    ]
+    assert "onprem.vllm.uv_venv" in [role["role"] for role in serve["roles"]]
+
+
 def test_site_runs_the_roles_that_the_plan_names_in_its_order() -> None:
     plays = yaml.safe_load((COLLECTION / "playbooks" / "site.yml").read_text(encoding="utf-8"))
     catalogue = yaml.safe_load((COLLECTION / "catalogue" / "inventory.yml").read_text(encoding="utf-8"))
     for group in ("mirror", "vllm"):
         run = [
-            role["role"].removeprefix("onprem.vllm.")
+            name.removeprefix("onprem.vllm.")
             for play in plays
             if group in play["hosts"].split(":")
-            for role in play.get("roles", [])
+            for name in [
+                *(role["role"] for role in play.get("roles", [])),
+                # Other entry points than main belong to a role that stands above.
+                *(task["name"] for task in imported(play) if "tasks_from" not in task),
+            ]
         ]
         assert run == [entry["role"] for entry in catalogue["roles"] if group in entry["groups"]]
     order = [entry["role"] for entry in catalogue["roles"]]

@@ -80,7 +80,7 @@ def test_a_right_inventory_has_no_problem_and_a_whole_plan() -> None:
     made = plan(vllm_secrets={"glm": {"VLLM_API_KEY": "s3cret-value"}})
     assert made["problems"] == []
     assert made["roles"] == [
-        *("preflight", "host_base", "uv_venv", "cache_dirs", "hf_cache", "nftables", "vllm_service"),
+        *("preflight", "host_base", "flashinfer", "uv_venv", "cache_dirs", "hf_cache", "nftables", "vllm_service"),
     ]
     assert made["mirror"] == {"url": "http://mirror1"}
     assert made["releases"] == [RELEASE.as_plan()]

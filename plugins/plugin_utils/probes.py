@@ -1,0 +1,69 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Which probes a release must pass for an instance, and what a host without a CUDA toolchain needs set.
+
+The probes themselves are module_utils/probe_program.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+# In the order in which they run: what needs no import first, because an import may end the process.
+PROBES = (
+    "versions-agree",
+    "sampler-off",
+    "gdn-triton",
+    "compiler",
+    "jit-tools",
+    "numa-bind",
+    "offline",
+    "import",
+    "has-flashinfer",
+    "read-only",
+)
+SIGNATURE = re.compile(r"signature:[A-Za-z_][\w.]*\.[A-Za-z_]\w*:[A-Za-z_]\w*")
+
+SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+GDN_BACKEND = "gdn-prefill-backend"
+
+
+def is_probe(identifier: str) -> bool:
+    """Whether there is such a probe."""
+    return identifier in PROBES or SIGNATURE.fullmatch(identifier) is not None
+
+
+def settings_without_toolchain(family: Collection[str]) -> dict[str, dict[str, str]]:
+    """What keeps vLLM from FlashInfer's kernels that are compiled at run time.
+
+    The sampler alone, or the GDN backend alone, still ends the engine on a host without ninja and nvcc (measured on
+    an H200 with 0.25.0): a model of the GDN family needs both.
+    """
+    return {
+        "environment": {SAMPLER: "0"},
+        "serve": {GDN_BACKEND: "triton"} if "gdn" in family else {},
+    }
+
+
+def probes_of(about: Mapping[str, Any], toolchain: str | None, serve: Mapping[str, Any]) -> list[str]:
+    """The probes of one instance: what its profile lists, and what accelerator, toolchain and arguments imply.
+
+    Args:
+        about: the profile's keys ``probes`` and ``family``.
+        toolchain: ``toolkit`` or ``none``; None where the release runs on the CPU.
+        serve: arguments of vLLM.
+    """
+    wanted = {*(about.get("probes") or []), "offline", "import", "read-only"}
+    if toolchain is not None:
+        wanted |= {"versions-agree", "compiler"}
+    if toolchain == "toolkit":
+        wanted.add("jit-tools")
+    if toolchain == "none":
+        wanted.add("sampler-off")
+        if "gdn" in (about.get("family") or ()):
+            wanted.add("gdn-triton")
+    if serve.get("numa-bind") is True:
+        wanted.add("numa-bind")
+    return [*(one for one in PROBES if one in wanted), *sorted(wanted - {*PROBES})]
