@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 from typing import Any
 
 import pytest
 import yaml
+from ansible.errors import AnsibleFilterError
+from ansible_collections.onprem.vllm.plugins.filter.flashinfer_problems import flashinfer_problems
 from ansible_collections.onprem.vllm.plugins.plugin_utils.flashinfer_set import (
     CATALOGUE,
     Declaration,
@@ -81,6 +84,23 @@ def test_every_shipped_lock_is_one_set(name):
     locked = {pin.name: pin.version for pin in parse_lock(release.lock_text(), name)}
     pins = known_pins(release.vllm)
     assert set_problems(locked, release.vllm, pins, release.flashinfer, release.variant, name) == []
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_a_release_in_a_plan_is_checked_again_as_its_definition_is(name):
+    entry = json.loads(json.dumps(load_release(name).as_plan()))
+    assert flashinfer_problems([entry]) == []
+    if entry["flashinfer_set"]:
+        mixed = {**entry, "flashinfer_set": {**entry["flashinfer_set"], "flashinfer-cubin": "0.6.12"}}
+        (line, *_more) = flashinfer_problems([entry, mixed])
+        assert f"release {name}: FlashInfer's packages are not one set" in line
+        assert "The set that fits is flashinfer-python" in line
+
+
+@pytest.mark.parametrize("value", ["releases", {"name": "x"}, [{"name": "x"}], [1]])
+def test_what_is_no_list_of_releases_is_refused(value):
+    with pytest.raises(AnsibleFilterError, match=r"plan\.releases"):
+        flashinfer_problems(value)
 
 
 # --- one set ---

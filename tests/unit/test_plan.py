@@ -895,3 +895,105 @@ def test_nothing_crashes_the_plan(changes: dict, settings_: dict, serve: Any, en
     json.dumps(made)
     for found in made["problems"]:
         assert all(isinstance(text, str) for text in found.values())
+
+
+# -- toolchain and probes ------------------------------------------------------------------------------------------
+
+GDN: dict[str, Any] = {
+    **GPU,
+    "vllm_toolchain": "none",
+    "vllm_profiles": {"next": {"accelerator": "cuda", "model": "glm-5.2-nvfp4", "family": ["gdn"]}},
+    "vllm_instances": {"glm": {"profile": "next", "port": 8000}},
+}
+
+
+def only(made: dict[str, Any]) -> dict[str, Any]:
+    [found] = made["instances"]
+    return found
+
+
+def test_a_host_without_a_toolchain_gets_both_switches_and_says_where_they_come_from() -> None:
+    made = plan(GDN)
+    assert made["problems"] == []
+    assert only(made)["environment"]["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert only(made)["serve"]["gdn-prefill-backend"] == "triton"
+    for path in ("environment.VLLM_USE_FLASHINFER_SAMPLER", "serve.gdn-prefill-backend"):
+        assert made["origins"][f"instances.glm.{path}"] == "toolchain none"
+    assert {"sampler-off", "gdn-triton"} <= {*only(made)["probes"]}
+    assert "jit-tools" not in only(made)["probes"]
+    assert "g++" not in [package["name"] for package in made["packages"]]
+
+
+def test_only_a_gdn_model_gets_its_backend() -> None:
+    found = only(plan({**GDN, "vllm_profiles": {"next": {"accelerator": "cuda", "model": "glm-5.2-nvfp4"}}}))
+    assert "gdn-prefill-backend" not in found["serve"]
+    assert found["environment"]["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert "gdn-triton" not in found["probes"]
+
+
+def test_a_host_with_a_toolkit_or_on_the_cpu_gets_neither() -> None:
+    for made in (plan({**GDN, "vllm_toolchain": "toolkit"}), plan(TINY, vllm_toolchain="none")):
+        assert made["problems"] == []
+        assert "gdn-prefill-backend" not in only(made)["serve"]
+        assert "VLLM_USE_FLASHINFER_SAMPLER" not in only(made)["environment"]
+    toolkit = plan({**GDN, "vllm_toolchain": ...})
+    assert "jit-tools" in only(toolkit)["probes"]
+    assert "g++" in [package["name"] for package in toolkit["packages"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "place", "says"),
+    [
+        ({"serve": {"gdn-prefill-backend": "flashinfer"}}, "serve.gdn-prefill-backend", "is flashinfer"),
+        ({"serve": {"gdn-prefill-backend": None}}, "serve.gdn-prefill-backend", "is removed"),
+        ({"serve": None}, "serve.gdn-prefill-backend", "is removed"),
+        ({"environment": {"VLLM_USE_FLASHINFER_SAMPLER": "1"}}, "environment.VLLM_USE_FLASHINFER_SAMPLER", "is 1"),
+        (
+            {"environment": {"VLLM_USE_FLASHINFER_SAMPLER": None}},
+            "environment.VLLM_USE_FLASHINFER_SAMPLER",
+            "is removed",
+        ),
+    ],
+)
+def test_what_contradicts_a_host_without_a_toolchain_is_named_with_it(
+    settings: dict[str, Any], place: str, says: str
+) -> None:
+    made = plan({**GDN, "vllm_instances": {"glm": {"profile": "next", "port": 8000, **settings}}})
+    found = [one for one in made["problems"] if one["where"].endswith(place)]
+    assert len(found) == 1, made["problems"]
+    assert says in found[0]["what"]
+    assert "vllm_toolchain none needs" in found[0]["what"]
+    assert "vllm_toolchain: toolkit" in found[0]["remedy"]
+
+
+def test_a_profile_that_contradicts_is_named_as_the_place() -> None:
+    profile = {**GDN["vllm_profiles"]["next"], "serve": {"gdn-prefill-backend": "cutedsl"}}
+    [found] = plan({**GDN, "vllm_profiles": {"next": profile}})["problems"]
+    assert found["where"] == "vllm_profiles.next.serve.gdn-prefill-backend"
+
+
+def test_flashinfer_that_a_profile_needs_has_to_come_from_somewhere() -> None:
+    [found] = plan({**GPU, "vllm_toolchain": "none"})["problems"]
+    assert found["where"] == "vllm_instances.glm.release"
+    for part in ("glm-5.2-nvfp4-8gpu needs FlashInfer", "vllm_toolchain is none", "site-cu130 locks none"):
+        assert part in found["what"]
+
+
+def test_probes_are_those_of_the_profile_and_what_follows_from_the_rest() -> None:
+    assert only(plan())["probes"] == ["offline", "import", "read-only"]
+    found = only(plan(GPU))["probes"]
+    signature = "signature:flashinfer.decode.trtllm_batch_decode_with_kv_cache_mla:kv_scale_format"
+    cuda = ["versions-agree", "compiler", "jit-tools", "offline", "import", "has-flashinfer", "read-only"]
+    assert found == [*cuda, signature]
+    bound = plan({**GPU, "vllm_host_overrides": {"serve": {"numa-bind": True}}})
+    assert "numa-bind" in only(bound)["probes"]
+
+
+def test_a_probe_or_family_that_does_not_exist_is_refused() -> None:
+    profile = {**PROFILE, "probes": ["improt", "signature:x"], "family": ["gnd"]}
+    made = plan(**instance(profile="mine"), vllm_profiles={"mine": profile})
+    said = {found["where"]: found["what"] + found["remedy"] for found in made["problems"]}
+    assert "there is no probe 'improt'" in said["vllm_profiles.mine.probes"]
+    assert "mport" in said["vllm_profiles.mine.probes"]
+    assert any(where.startswith("vllm_profiles.mine.family") for where in said)
+    assert plan(vllm_toolchain="toolkid")["problems"][0]["where"] == "vllm_toolchain"

@@ -27,7 +27,7 @@ def test_the_probes_ran_in_the_environment_and_sandbox_of_the_unit(host):
     assert seen["tmp"] == []
     serves = json.loads(host.check_output("curl -sf http://127.0.0.1:8000/environment"))
     own = {name: value for name, value in serves.items() if name.startswith(("ONPREM_", "MEMORY_PRESSURE_"))}
-    theirs = {"INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID"}
+    theirs = {"INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_EXEC_PID"} | {"PWD", "OLDPWD", "_"}  # the shell of ExecStart
     for name in (serves.keys() | seen["environment"].keys()) - own.keys() - theirs:
         assert seen["environment"].get(name) == serves.get(name), name
 
