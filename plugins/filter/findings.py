@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.findings import compar
 def findings(plan: Mapping[str, Any], facts: Mapping[str, Any], waived: Iterable[str] = ()) -> list[dict[str, str]]:
     """All findings, errors first."""
     try:
-        return compare(plan, facts, waived)
+        return compare(plan, facts, waived, time.time())
+    except ValueError as error:
+        raise AnsibleFilterError(str(error)) from error
     except (KeyError, TypeError) as error:
         raise AnsibleFilterError(
             "onprem.vllm.findings takes a plan (filter onprem.vllm.plan) and the facts of the module "

@@ -1,6 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What listens on this host beyond the loopback, read from /proc: no ss, no lsof, no package needed."""
+"""What listens on this host, read from /proc: no ss, no lsof, no package needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 PROC = Path("/proc")
-TCP_LISTEN, UNCONNECTED = "0A", "07"
+STATES = (("tcp", "0A"), ("udp", "07"), ("raw", "07"))  # listening; unconnected
 SEND_ONLY = 255  # IPPROTO_RAW: such a socket cannot receive
 
 
@@ -38,6 +38,17 @@ class Listener:
     def __str__(self) -> str:
         holder = ", ".join([*self.processes, *self.units]) or "the kernel or another namespace"
         return f"{self.label} ({holder}) on {', '.join(self.addresses)}"
+
+
+@dataclass(frozen=True)
+class PortHolder:
+    """Who holds a TCP port; ``pid``, ``program`` and ``unit`` are None where that cannot be seen."""
+
+    port: int
+    addresses: tuple[str, ...]
+    pid: int | None
+    program: str | None
+    unit: str | None
 
 
 @dataclass(frozen=True)
@@ -68,35 +79,51 @@ def listeners(leave_out: AbstractSet[tuple[str, int]] = frozenset(), proc: Path 
             continue
         addresses, processes, units = found.setdefault((socket.protocol, socket.port), (set(), set(), set()))
         addresses.add(str(socket.address))
-        for process, unit in held_by:
-            processes.add(process)
-            if unit:
-                units.add(unit)
+        processes |= {program for _pid, program, _unit in held_by}
+        units |= {unit for _pid, _program, unit in held_by if unit}
     return [
         Listener(protocol, port, *(tuple(sorted(names)) for names in sets))
         for (protocol, port), sets in sorted(found.items())
     ]
 
 
-def _open_sockets(proc: Path) -> Iterator[Socket]:
-    for protocol, state in (("tcp", TCP_LISTEN), ("udp", UNCONNECTED), ("raw", UNCONNECTED)):
+def port_holders(ports: Iterable[int], proc: Path = PROC) -> list[PortHolder]:
+    """Who listens on TCP ports, on loopback addresses too; of forked workers the parent. Sorted by port."""
+    wanted = set(ports)
+    sockets = [socket for socket in _open_sockets(proc, STATES[:1], loopback=True) if socket.port in wanted]
+    holders = _holders({socket.inode for socket in sockets if socket.inode}, proc)
+    found: dict[tuple[int, tuple[int | None, str | None, str | None]], set[str]] = {}
+    for socket in sockets:
+        holder = min(holders.get(socket.inode, []), default=(None, None, None))
+        found.setdefault((socket.port, holder), set()).add(str(socket.address))
+    entries = [
+        PortHolder(port, tuple(sorted(addresses)), pid, program, unit or None)
+        for (port, (pid, program, unit)), addresses in found.items()
+    ]
+    return sorted(entries, key=lambda entry: (entry.port, entry.pid or 0))
+
+
+def _open_sockets(
+    proc: Path, states: Iterable[tuple[str, str]] = STATES, *, loopback: bool = False
+) -> Iterator[Socket]:
+    for protocol, state in states:
         for family in ("", "6"):
             try:
                 text = (proc / "net" / f"{protocol}{family}").read_text(encoding="ascii")
             except FileNotFoundError:
                 continue  # a kernel without IPv6 has no tcp6
-            yield from parse_sockets(text, "ip" if protocol == "raw" else protocol, state)
+            yield from parse_sockets(text, "ip" if protocol == "raw" else protocol, state, loopback=loopback)
 
 
-def parse_sockets(text: str, protocol: str, state: str) -> Iterator[Socket]:
-    """The sockets of one /proc/net table that are in ``state`` and not bound to a loopback address."""
+def parse_sockets(text: str, protocol: str, state: str, *, loopback: bool = False) -> Iterator[Socket]:
+    """The sockets of one /proc/net table that are in ``state``; those bound to a loopback address only if asked."""
     for line in text.splitlines()[1:]:
         fields = line.split()
         if len(fields) < 10 or fields[3] != state:
             continue
         address_hex, _unused, port_hex = fields[1].partition(":")
         address, port = decode_address(address_hex), int(port_hex, 16)
-        if address.is_loopback or (protocol == "ip" and port == SEND_ONLY):
+        if (address.is_loopback and not loopback) or (protocol == "ip" and port == SEND_ONLY):
             continue
         yield Socket(protocol, address, port, int(fields[9]))
 
@@ -118,9 +145,17 @@ def unit_of(cgroup: str) -> str:
     return units[-1] if units else ""
 
 
-def _holders(inodes: set[int], proc: Path) -> dict[int, list[tuple[str, str]]]:
-    """Which (process name, unit) hold the sockets; walks /proc/<pid>/fd, which needs root to be complete."""
-    found: dict[int, list[tuple[str, str]]] = {}
+def process_unit(pid: int, proc: Path = PROC) -> str | None:
+    """The systemd unit of a process; None where it has ended or has none."""
+    try:
+        return unit_of((proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace")) or None
+    except OSError:
+        return None
+
+
+def _holders(inodes: set[int], proc: Path) -> dict[int, list[tuple[int, str, str]]]:
+    """Which (pid, process name, unit) hold the sockets; walks /proc/<pid>/fd, which needs root to be complete."""
+    found: dict[int, list[tuple[int, str, str]]] = {}
     if not inodes:
         return found
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
@@ -140,7 +175,7 @@ def _holders(inodes: set[int], proc: Path) -> dict[int, list[tuple[str, str]]]:
         except OSError:
             continue  # it ended while we looked
         for inode in held:
-            found.setdefault(inode, []).append((name, unit))
+            found.setdefault(inode, []).append((int(process.name), name, unit))
     return found
 
 

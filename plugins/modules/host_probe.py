@@ -8,7 +8,9 @@ DOCUMENTATION = r"""
 module: host_probe
 short_description: All facts of a host that a plan is compared with, in one call
 description:
-  - Looks at the system, memory, file systems, packages, interpreters, listeners and GPUs of a host. Changes nothing.
+  - Looks at the system, memory, file systems, packages, interpreters, compilers, listeners, firewalls and GPUs of a
+    host, and at its instances. Changes nothing, and does not fail; what cannot be found out is null, with the reason in
+    RV(host.unknown).
   - GPUs are read from C(nvidia-smi); without it there are none.
 version_added: 0.1.0
 author: onprem.vllm founders (@onprem-vllm)
@@ -25,7 +27,7 @@ options:
     elements: str
     default: []
   ports:
-    description: TCP ports whose listeners to name.
+    description: TCP ports whose listeners to name, and to look for in other people's firewalls.
     type: list
     elements: int
     default: []
@@ -37,6 +39,25 @@ options:
   user:
     description: Account to look for.
     type: str
+  environments:
+    description: Environment of each instance by name, to look for compilers and tools as its unit would.
+    type: dict
+    default: {}
+  control_time:
+    description: The control node's clock, seconds since 1970.
+    type: float
+  instances:
+    description: Instances whose units to look at, and the journal of those that do not serve.
+    type: list
+    elements: str
+    default: []
+  causes:
+    description:
+      - What a failed start is known by, in the form of C(catalogue/causes.yml).
+      - V(id), V(pattern) and V(symptom) are read.
+    type: list
+    elements: dict
+    default: []
 attributes:
   check_mode:
     description: Can run in check mode and predict what it would change.
@@ -88,16 +109,45 @@ host:
       type: dict
     disks:
       description:
-        - For each path its file system, V(total) and V(free) in bytes, V(device), V(read_only), V(noexec), and whether
-          the path V(exists) already.
+        - For each path its file system, V(total) and V(free) in bytes, V(files_free) (null where it has no limit),
+          V(device), V(read_only), V(noexec), and whether the path V(exists) already.
       type: dict
-    listeners:
-      description: For each listener V(port), V(pid), V(program) and V(unit).
+    tmp:
+      description: The file system at /tmp, in the form of RV(host.disks).
+      type: dict
+    numa:
+      description: For each NUMA V(node) its V(cpus) and V(memory) in bytes.
       type: list
       elements: dict
+    container:
+      description: Kind of container that the host is; null where it is none.
+      type: str
+    programs:
+      description:
+        - For each instance C(cc), C(c++), C(nvcc), C(ninja) and C(numactl) as its unit would find them, with V(path),
+          V(version), and whether it V(runs); null where missing.
+      type: dict
+    listeners:
+      description: For each listener V(port), V(addresses), V(pid), V(program) and V(unit).
+      type: list
+      elements: dict
+    firewall:
+      description:
+        - The nftables V(tables) (null where nft is missing), the V(programs) that manage a firewall of their own, and
+          the ports that a foreign chain would V(cut), each with V(port) and V(chain).
+      type: dict
+    instances:
+      description:
+        - For each instance the V(active) and V(sub) state of its unit, V(result), V(restarts), the V(causes) that its
+          journal names (V(id), V(line)), the journal's V(lines) that matter, and why it is V(unreadable); null where
+          there is no unit. Secrets are hidden.
+      type: dict
     time:
-      description: The host's clock, seconds since 1970.
-      type: float
+      description: The V(host)'s clock and the one of V(control), seconds since 1970; whether it is V(synchronised).
+      type: dict
+    unknown:
+      description: For each part that could not be looked at, the reason.
+      type: dict
     user:
       description: V(uid), V(shell) and V(home) of the account; null where there is none.
       type: dict
@@ -111,7 +161,9 @@ host:
       description: For each version V(path), V(version) and V(headers); null where it is missing.
       type: dict
     gpu:
-      description: V(driver), V(cuda), V(devices) and V(error), from nvidia-smi.
+      description:
+        - V(driver), V(cuda), V(devices) (with the V(unit) of each process), V(topology) as C(nvidia-smi topo -m) has
+          it, V(fabric) (V(switches), V(service), V(version) of the fabric manager) and V(error).
       type: dict
     packages:
       description: For each package the version V(installed), and for a missing one the V(candidate) that apt knows.
@@ -119,10 +171,6 @@ host:
     systemd:
       description: Whether systemd is V(running) the host, its V(version) and V(state).
       type: dict
-    firewall_tables:
-      description: Existing nftables tables; null where nft is missing.
-      type: list
-      elements: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -137,6 +185,10 @@ def main() -> None:
             "ports": {"type": "list", "elements": "int", "default": []},
             "pythons": {"type": "list", "elements": "str", "default": []},
             "user": {"type": "str"},
+            "environments": {"type": "dict", "default": {}},
+            "control_time": {"type": "float"},
+            "instances": {"type": "list", "elements": "str", "default": []},
+            "causes": {"type": "list", "elements": "dict", "default": []},
         },
         supports_check_mode=True,
     )

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.onprem.vllm.plugins.plugin_utils.findings import compare, report
+import yaml
+from ansible_collections.onprem.vllm.plugins.plugin_utils.findings import (
+    compare,
+    diagnose,
+    known_causes,
+    known_findings,
+    report,
+    table,
+)
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
 from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition import load_release
 
+ROOT = Path(__file__).parents[2]
 GIB, MIB = 1 << 30, 1 << 20
 BASE = {
     "vllm_mirror_url": "http://m",
@@ -33,6 +45,11 @@ GPU = compose_plan(
         "vllm_instances": {"gemma": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [0]}},
     },
 )
+NUMA = copy.deepcopy(GPU)
+NUMA["instances"][0]["serve"]["numa-bind"] = True
+NUMA["packages"] = [package for package in NUMA["packages"] if package["name"] != "numactl"]
+TOOLKIT = copy.deepcopy(GPU)
+TOOLKIT["instances"][0]["probes"] = ["jit-tools"]  # as the plan has it where vllm_toolchain is toolkit
 BOTH = [CPU["problems"], GPU["problems"]]
 
 
@@ -47,6 +64,13 @@ def device(index: int, **changes: Any) -> dict[str, Any]:
         "memory_used_mib": 0,
         "mig": False,
         "persistence": True,
+        "compute_mode": "Default",
+        "recovery": None,
+        "link_width": 16,
+        "link_width_most": 16,
+        "fabric_state": None,
+        "fabric_status": None,
+        "numa_node": 0,
         "compute_capability": "8.9",
         "processes": [],
         **changes,
@@ -59,9 +83,40 @@ def disk(free_gib: float, *, exists: bool = False, read_only: bool = False, devi
         "device": device,
         "total": 1000 * GIB,
         "free": int(free_gib * GIB),
+        "files_free": 10_000_000,
         "read_only": read_only,
         "noexec": False,
     }
+
+
+def program(path: str, *, runs: bool = True) -> dict[str, Any]:
+    return {"path": path, "runs": runs, "version": "1.0"}
+
+
+def tenant(memory_mib: int, name: str = "python3", unit: str | None = None) -> dict[str, Any]:
+    """What another program holds of a GPU."""
+    return {
+        "memory_used_mib": memory_mib,
+        "processes": [{"pid": 3, "name": name, "memory_mib": memory_mib, "unit": unit}],
+    }
+
+
+def failed(active: str, *causes: str, **changes: Any) -> dict[str, Any]:
+    """An instance that does not serve."""
+    return {
+        "active": active,
+        "sub": {"activating": "auto-restart", "failed": "failed"}.get(active, "dead"),
+        "result": "exit-code" if active != "inactive" else "success",
+        "restarts": 0,
+        "causes": [{"id": cause, "line": f"line of {cause}"} for cause in causes],
+        "lines": ["the last line"],
+        "unreadable": None,
+        **changes,
+    }
+
+
+def listener(port: int, **changes: Any) -> dict[str, Any]:
+    return {"port": port, "addresses": ["0.0.0.0"], "pid": 7, "program": "python3", "unit": None, **changes}
 
 
 def facts(plan: dict[str, Any], change: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
@@ -75,19 +130,35 @@ def facts(plan: dict[str, Any], change: Callable[[dict[str, Any]], Any] | None =
         "memory": {"total": 256 * GIB, "available": 200 * GIB},
         "shm": {**disk(128), "total": 128 * GIB},
         "disks": {space["path"]: disk(500) for space in plan["needs"]["disk"]},
+        "tmp": disk(100),
         "listeners": [],
-        "time": 0.0,
+        "time": {"host": 1000.0, "control": 999.9, "synchronised": True},
+        "container": None,
+        "numa": [{"node": 0, "cpus": "0-31", "memory": 256 * GIB}],
         "user": None,
+        "instances": {},
+        "unknown": {},
+        "programs": {
+            instance["name"]: {name: program(f"/usr/bin/{name}") for name in ("cc", "c++", "nvcc", "ninja", "numactl")}
+            for instance in plan["instances"]
+        },
         "selinux": "absent",
         "apparmor": True,
         "pythons": {
             wanted["version"]: {"path": "/usr/bin/python", "version": wanted["version"], "headers": True}
             for wanted in plan["needs"]["pythons"]
         },
-        "gpu": {"driver": "580.159.04", "cuda": "13.0", "devices": [device(0), device(1)], "error": None},
+        "gpu": {
+            "driver": "580.159.04",
+            "cuda": "13.0",
+            "devices": [device(0), device(1)],
+            "error": None,
+            "topology": {},
+            "fabric": None,
+        },
         "packages": {package["name"]: {"installed": "1", "candidate": None} for package in plan["packages"]},
         "systemd": {"running": True, "version": 255, "state": "running"},
-        "firewall_tables": [],
+        "firewall": {"tables": [], "programs": [], "cut": []},
     }
     good = copy.deepcopy(good)
     if change is not None:
@@ -99,9 +170,9 @@ def test_the_plans_are_right() -> None:
     assert BOTH == [[], []]
 
 
-@pytest.mark.parametrize("plan", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("plan", [CPU, GPU, NUMA, TOOLKIT], ids=["cpu", "gpu", "numa", "toolkit"])
 def test_a_host_that_has_everything_has_no_finding(plan: dict[str, Any]) -> None:
-    assert compare(plan, facts(plan)) == []
+    assert compare(plan, facts(plan), now=1001.0) == []
 
 
 MISSING = {"installed": None, "candidate": None}
@@ -129,13 +200,13 @@ CASES: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]] = 
     (
         "port-taken",
         CPU,
-        lambda f: f["listeners"].append({"port": 8000, "pid": 7, "program": "python3", "unit": "jupyter.service"}),
+        lambda f: f["listeners"].append(listener(8000, unit="jupyter.service")),
         "python3 (process 7, jupyter.service)",
     ),
     (
         "port-taken",
         CPU,
-        lambda f: f["listeners"].append({"port": 8000, "pid": None, "program": None, "unit": None}),
+        lambda f: f["listeners"].append(listener(8000, pid=None, program=None)),
         "another namespace",
     ),
     ("driver-old", GPU, lambda f: f["gpu"].update(driver="570.86.15"), "cu129"),
@@ -146,6 +217,138 @@ CASES: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]] = 
     ("gpu-mig", GPU, lambda f: f["gpu"].update(devices=[device(0, mig=True)]), "-mig 0"),
     ("gpu-memory-small", GPU, lambda f: f["gpu"].update(devices=[device(0, memory_mib=24576)]), "24.0 GiB"),
     ("gpu-generation", GPU, lambda f: f["gpu"].update(devices=[device(0, compute_capability="8.0")]), "8.9"),
+    ("port-taken", CPU, lambda f: f["listeners"].append(listener(8000, addresses=["127.0.0.1"])), "port 8000"),
+    ("port-taken", CPU, lambda f: f["listeners"].append(listener(8000, unit="sshd.service")), "disable --now sshd"),
+    ("disk-noexec", CPU, lambda f: f["disks"]["/var/cache/vllm"].update(noexec=True, exists=True), "compiled kernels"),
+    ("disk-files", CPU, lambda f: [d.update(files_free=9) for d in f["disks"].values()], "9 inodes"),
+    ("driver-old", GPU, lambda f: f["gpu"].update(driver="470.57.02"), "Install driver 580 or newer."),
+    ("driver-old", GPU, lambda f: f["gpu"].update(driver="nonsense"), "580"),
+    ("compiler-missing", GPU, lambda f: f["programs"]["gemma"].update(cc=None), "no C compiler"),
+    ("compiler-missing", GPU, lambda f: f["programs"]["gemma"].update({"cc": program("/x/cc", runs=False)}), "/x/cc"),
+    ("headers-missing", GPU, lambda f: f["pythons"]["3.12"].update(headers=False), "Python.h"),
+    ("toolkit-missing", TOOLKIT, lambda f: f["programs"]["gemma"].update(nvcc=None), "no nvcc"),
+    ("toolkit-missing", TOOLKIT, lambda f: f["programs"]["gemma"].update({"c++": None}), "no C++ compiler"),
+    (
+        "toolkit-missing",
+        TOOLKIT,
+        lambda f: f["programs"]["gemma"].update({"c++": None, "nvcc": program("/usr/local/cuda/bin/nvcc", runs=False)}),
+        "nvcc does not run and no C++ compiler",
+    ),
+    ("numa-bind-without-numactl", NUMA, lambda f: f["programs"]["gemma"].update(numactl=None), "nothing is bound"),
+    ("gpu-memory-taken", GPU, lambda f: f["gpu"].update(devices=[device(0, **tenant(30000))]), "at most 0.34"),
+    (
+        "gpu-memory-taken",
+        GPU,
+        lambda f: f["gpu"].update(devices=[device(0, memory_used_mib=20000)]),  # a program of another namespace
+        "does not name",
+    ),
+    ("gpu-needs-reset", GPU, lambda f: f["gpu"].update(devices=[device(0, recovery="Reset")]), "asks for: Reset"),
+    ("gpu-compute-mode", GPU, lambda f: f["gpu"].update(devices=[device(0, compute_mode="Prohibited")]), "-c DEFAULT"),
+    (
+        "fabric-manager-missing",
+        GPU,
+        lambda f: f["gpu"].update(fabric={"switches": 4, "service": None, "version": None}),
+        "error 802",
+    ),
+    (
+        "fabric-manager-stopped",
+        GPU,
+        lambda f: f["gpu"].update(fabric={"switches": 4, "service": "failed", "version": "580.159.04"}),
+        "is failed",
+    ),
+    (
+        "fabric-manager-version",
+        GPU,
+        lambda f: f["gpu"].update(fabric={"switches": 4, "service": "active", "version": "580.95.05"}),
+        "fabric manager 580.95.05, driver 580.159.04",
+    ),
+    (
+        "fabric-not-ready",
+        GPU,
+        lambda f: f["gpu"].update(
+            fabric={"switches": 0, "service": None, "version": None},
+            devices=[device(0, fabric_state="In Progress")],
+        ),
+        "In Progress",
+    ),
+    (
+        "fabric-not-ready",
+        GPU,
+        lambda f: f["gpu"].update(
+            fabric={"switches": 0, "service": None, "version": None},
+            devices=[device(0, fabric_state="Completed", fabric_status="Insufficient Resources")],
+        ),
+        "Insufficient Resources",
+    ),
+    (
+        "firewall-foreign",
+        CPU,
+        lambda f: f.update(
+            firewall={"tables": [], "programs": ["ufw"], "cut": [{"port": 8000, "chain": "ip filter INPUT"}]}
+        ),
+        "ufw allow from 10.0.0.0/8 to any port 8000 proto tcp",
+    ),
+    (
+        "firewall-foreign",
+        CPU,
+        lambda f: f.update(
+            firewall={"tables": [], "programs": ["firewalld"], "cut": [{"port": 8000, "chain": "inet firewalld x"}]}
+        ),
+        "--add-port=8000/tcp",
+    ),
+    (
+        "firewall-foreign",
+        CPU,
+        lambda f: f.update(firewall={"tables": [], "programs": [], "cut": [{"port": 8000, "chain": "inet own in"}]}),
+        "Accept tcp dport 8000",
+    ),
+    ("start-port-taken", CPU, lambda f: f.update(instances={"glm": failed("failed", "start-port-taken")}), "line of"),
+    (
+        "start-out-of-gpu-memory",
+        CPU,
+        lambda f: f.update(instances={"glm": failed("activating", "start-out-of-gpu-memory", restarts=3)}),
+        "started again 3 times",
+    ),
+    ("start-no-space", CPU, lambda f: f.update(instances={"glm": failed("inactive", "start-no-space")}), "df -h"),
+    ("instance-failed", CPU, lambda f: f.update(instances={"glm": failed("failed")}), "the last line"),
+    (
+        "instance-failed",
+        CPU,
+        lambda f: f.update(instances={"glm": failed("failed", unreadable="the journal cannot be read: no")}),
+        "cannot be read",
+    ),
+]
+WARNINGS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]] = [
+    ("selinux-enforcing", CPU, lambda f: f.update(selinux="enforcing"), "ausearch"),
+    ("os-untested", CPU, lambda f: f.update(os={"id": "rhel", "version": "9.5", "name": ""}), "unknown system"),
+    ("clock-skew", CPU, lambda f: f["time"].update(host=900.0), "100 s behind"),
+    ("clock-skew", CPU, lambda f: f["time"].update(host=4000.0), "2999 s ahead of"),
+    ("clock-unsynchronised", CPU, lambda f: f["time"].update(synchronised=False), "chrony"),
+    ("tmp-noexec", CPU, lambda f: f["tmp"].update(noexec=True), "TMPDIR"),
+    ("numa-unknown", NUMA, lambda f: f["gpu"].update(devices=[device(0, numa_node=None)]), "numa-bind-nodes"),
+    ("gpu-busy", GPU, lambda f: f["gpu"].update(devices=[device(0, **tenant(2000))]), "2000 MiB in use by python3 (3)"),
+    ("gpu-persistence", GPU, lambda f: f["gpu"].update(devices=[device(0, persistence=False)]), "nvidia-persistenced"),
+    ("gpu-link-narrow", GPU, lambda f: f["gpu"].update(devices=[device(0, link_width=4)]), "4 of 16 lanes"),
+    (
+        "gpu-architecture",
+        GPU,
+        lambda f: f["gpu"].update(devices=[device(0, compute_capability="13.0")]),
+        "GPU 0 (NVIDIA L40S) is sm130",
+    ),
+    ("instance-starting", CPU, lambda f: f.update(instances={"glm": failed("activating", result="success")}), "loaded"),
+    ("instance-stopped", CPU, lambda f: f.update(instances={"glm": failed("inactive")}), "systemctl start vllm-glm"),
+    (
+        "host-unreadable",
+        CPU,
+        lambda f: f.update(memory=None, unknown={"memory": "PermissionError: /proc/meminfo"}),
+        "memory: PermissionError",
+    ),
+    (
+        "host-unreadable",
+        CPU,
+        lambda f: f.update(instances={"glm": {**failed("failed", unreadable="no systemd"), "active": None}}),
+        "no systemd",
+    ),
 ]
 
 
@@ -155,12 +358,58 @@ CASES: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]] = 
 def test_one_thing_wrong_is_one_error_with_its_remedy(
     identifier: str, plan: dict[str, Any], change: Callable[[dict[str, Any]], Any], part: str
 ) -> None:
-    found = compare(plan, facts(plan, change))
+    found = compare(plan, facts(plan, change), now=1001.0)
     assert [finding["id"] for finding in found] == [identifier], found
     [finding] = found
     assert finding["severity"] == "error"
     assert part in " ".join(finding.values())
     assert all(finding[key] for key in ("found", "needed", "remedy"))
+
+
+@pytest.mark.parametrize(
+    ("identifier", "plan", "change", "part"), WARNINGS, ids=[f"{case[0]}-{i}" for i, case in enumerate(WARNINGS)]
+)
+def test_one_thing_doubtful_is_one_warning(
+    identifier: str, plan: dict[str, Any], change: Callable[[dict[str, Any]], Any], part: str
+) -> None:
+    found = compare(plan, facts(plan, change), now=1001.0)
+    assert [(finding["id"], finding["severity"]) for finding in found] == [(identifier, "warning")], found
+    assert part in " ".join(found[0].values())
+
+
+def test_every_finding_has_a_case() -> None:
+    """The rest is tested below, one by one."""
+    causes = {cause["id"] for cause in known_causes()}
+    covered = {case[0] for case in [*CASES, *WARNINGS]} - causes
+    elsewhere = {"gpu-few", "gpu-mixed", "host-unreachable", "inventory"}
+    assert covered | elsewhere == set(known_findings())
+    assert not covered & elsewhere
+    assert len(CASES) + len(WARNINGS) >= 60
+
+
+def test_gpus_of_two_kinds_for_one_instance() -> None:
+    plan = copy.deepcopy(GPU)
+    plan["needs"]["gpus"] = [{**plan["needs"]["gpus"][0], "count": 2, "named": []}]
+    mixed = facts(plan, lambda f: f["gpu"].update(devices=[device(0), device(1, name="NVIDIA H200")]))
+    assert [finding["id"] for finding in compare(plan, mixed)] == ["gpu-mixed"]
+
+
+def test_an_old_driver_names_the_release_that_would_run() -> None:
+    plan = compose_plan(
+        "h",
+        ["vllm"],
+        {
+            **BASE,
+            "vllm_release": "0.28.0-cu130",
+            "vllm_instances": {"g": {"profile": "gemma-4-26b-l40s", "port": 8000}},
+        },
+    )
+    assert plan["problems"] == []
+    [finding] = compare(plan, facts(plan, lambda f: f["gpu"].update(driver="550.54.15")))
+    assert "release 0.28.0-cu129 of the same vLLM" in finding["remedy"]
+    [finding] = compare(GPU, facts(GPU, lambda f: f["gpu"].update(driver="550.54.15")))  # 0.31.0 has no such variant
+    assert "0.28.0-cu129" in finding["remedy"]
+    assert "same vLLM" not in finding["remedy"]
 
 
 def test_too_few_gpus() -> None:
@@ -178,15 +427,78 @@ def test_too_few_gpus() -> None:
             f["packages"].update({"python3.11": {"installed": None, "candidate": "1"}}),
         ),
         lambda f: f["packages"].update(libnuma1={"installed": None, "candidate": "2"}),  # host_base installs it
-        lambda f: f["listeners"].append({"port": 8000, "pid": 7, "program": "vllm", "unit": "vllm-glm.service"}),
-        lambda f: f["listeners"].append({"port": 8000, "pid": 7, "program": "vllm", "unit": "vllm-old.service"}),
-        lambda f: f["listeners"].append({"port": 9100, "pid": 7, "program": "exporter", "unit": None}),
-        lambda f: [d.update(free=0, exists=True) for d in f["disks"].values()],  # all of it is there already
+        lambda f: f["listeners"].append(listener(8000, unit="vllm-glm.service")),
+        lambda f: f["listeners"].append(listener(8000, unit="vllm-old.service")),
+        lambda f: f["listeners"].append(listener(9100)),
+        lambda f: [d.update(free=0, files_free=0, exists=True) for d in f["disks"].values()],  # all is there already
+        lambda f: [d.update(files_free=None) for d in f["disks"].values()],  # btrfs counts no inodes
         lambda f: f["gpu"].update(devices=[], driver=None, error="none"),  # a CPU profile asks for none
+        lambda f: f["time"].update(host=1000.9),  # within the time that the question took
+        lambda f: f["time"].update(control=None),
+        lambda f: f.update(container="podman", time={"host": 1000, "control": 999, "synchronised": False}),
+        lambda f: f["firewall"].update(cut=[{"port": 9, "chain": "ip filter INPUT"}]),  # not opened by the plan
+        lambda f: f["firewall"].update(tables=None),
+        lambda f: f.update(selinux="permissive"),
+        lambda f: f.update(instances={"glm": None}),  # a bare host
+        lambda f: f.update(instances={"glm": failed("active")}),
     ],
 )
 def test_what_is_no_finding(change: Callable[[dict[str, Any]], Any]) -> None:
-    assert compare(CPU, facts(CPU, change)) == []
+    assert compare(CPU, facts(CPU, change), now=1001.0) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f: f["programs"].clear(),
+        # host_base installs them: what they bring is not there yet.
+        lambda f: (
+            f["programs"]["gemma"].update({"cc": None, "numactl": None}),
+            f["packages"].update(
+                gcc={"installed": None, "candidate": "1"}, numactl={"installed": None, "candidate": "1"}
+            ),
+        ),
+        lambda f: (
+            f["pythons"]["3.12"].update(headers=False),
+            f["packages"].update({"python3.12-dev": {"installed": None, "candidate": "1"}}),
+        ),
+        lambda f: f["gpu"].update(devices=[device(0, **tenant(44000, "VLLM::EngineCore", "vllm-gemma.service"))]),
+        lambda f: f["gpu"].update(devices=[device(0, **tenant(44000, "VLLM::EngineCore"))]),
+        lambda f: f["gpu"].update(devices=[device(0, **tenant(300))]),  # a bare context
+        lambda f: f["gpu"].update(devices=[device(0), device(1, mig=True, **tenant(44000))]),  # not ours to use
+        lambda f: f["gpu"].update(devices=[device(0, link_width=None, fabric_state="Completed")]),
+        # In a container nvidia-smi names no process: what is in use is that of the instance that serves.
+        lambda f: (
+            f["gpu"].update(devices=[device(0, memory_used_mib=44000)]),
+            f["listeners"].append(listener(8000, unit="vllm-gemma.service")),
+        ),
+    ],
+)
+def test_what_is_no_finding_of_a_gpu_host(change: Callable[[dict[str, Any]], Any]) -> None:
+    assert compare(GPU, facts(GPU, change)) == []
+
+
+def test_a_foreign_program_named_like_ours_is_known_by_its_unit() -> None:
+    busy = tenant(44000, "VLLM::EngineCore", "somebody-else.service")
+    found = compare(GPU, facts(GPU, lambda f: f["gpu"].update(devices=[device(0, **busy)])))
+    assert [finding["id"] for finding in found] == ["gpu-memory-taken"]
+
+
+def test_a_port_of_another_address_is_free() -> None:
+    plan = copy.deepcopy(CPU)
+    plan["instances"][0]["host"] = "10.0.0.5"
+    taken = {address: [listener(8000, addresses=[address])] for address in ("127.0.0.1", "10.0.0.5", "0.0.0.0", "::")}
+    assert {
+        address: [finding["id"] for finding in compare(plan, facts(plan, lambda f, h=held: f.update(listeners=h)))]
+        for address, held in taken.items()
+    } == {"127.0.0.1": [], "10.0.0.5": ["port-taken"], "0.0.0.0": ["port-taken"], "::": ["port-taken"]}
+
+
+def test_a_part_that_is_unknown_is_said_and_the_rest_is_compared() -> None:
+    good = facts(CPU)
+    for part in set(good) - {"unknown"}:
+        broken = facts(CPU, lambda f, part=part: f.update({part: None, "unknown": {part: "no"}}))
+        assert [finding["id"] for finding in compare(CPU, broken, now=1001.0)] == ["host-unreadable"], part
 
 
 def test_space_is_counted_per_file_system() -> None:
@@ -221,7 +533,7 @@ def test_warnings() -> None:
     def change(f: dict[str, Any]) -> None:
         f["os"] = {"id": "fedora", "version": "43", "name": "Fedora 43"}
         f["gpu"]["devices"] = [
-            device(0, memory_used_mib=9000, processes=[{"pid": 3, "name": "python3", "memory_mib": 8900}])
+            device(0, memory_used_mib=2100, processes=[{"pid": 3, "name": "python3", "memory_mib": 2000}])
         ]
 
     found = compare(GPU, facts(GPU, change))
@@ -231,18 +543,11 @@ def test_warnings() -> None:
     }
 
 
-def test_a_gpu_that_the_release_is_not_made_for_is_a_warning() -> None:
-    newer = facts(GPU, lambda f: f["gpu"].update(devices=[device(0, compute_capability="13.0")]))
-    (found,) = compare(GPU, newer)
-    assert (found["id"], found["severity"], found["found"]) == (
-        "gpu-architecture",
-        "warning",
-        "GPU 0 (NVIDIA L40S) is sm130",
-    )
-    assert "for which release 0.31.0-cu130 of instance" in found["needed"]
-    open_to_all = copy.deepcopy(GPU)
-    open_to_all["needs"]["gpus"][0]["architectures"] = []  # a site's release that says nothing
-    assert compare(open_to_all, newer) == []
+def test_a_release_that_says_nothing_is_for_all_gpus() -> None:
+    plan = copy.deepcopy(GPU)
+    plan["needs"]["gpus"][0]["architectures"] = []
+    newer = facts(plan, lambda f: f["gpu"].update(devices=[device(0, compute_capability="13.0")]))
+    assert compare(plan, newer) == []
 
 
 def test_all_findings_at_once_errors_first() -> None:
@@ -261,13 +566,48 @@ def test_all_findings_at_once_errors_first() -> None:
     assert severities == sorted(severities)
 
 
-def test_a_waived_error_is_a_warning_and_says_so() -> None:
-    small = facts(CPU, lambda f: f["memory"].update(total=GIB))
-    [finding] = compare(CPU, small, ["memory-small"])
-    assert finding["severity"] == "warning"
-    assert "waived" in finding["found"]
-    [finding] = compare(CPU, small, ["disk-full"])
-    assert finding["severity"] == "error"
+def test_a_waived_finding_is_said_last_and_does_not_stop() -> None:
+    small = facts(CPU, lambda f: (f["memory"].update(total=GIB), f.update(selinux="enforcing")))
+    found = compare(CPU, small, ["memory-small"])
+    assert [(finding["id"], finding["severity"]) for finding in found] == [
+        ("selinux-enforcing", "warning"),
+        ("memory-small", "waived"),
+    ]
+    assert "waived memory-small  [h]" in report("h", found)
+    assert {finding["severity"] for finding in compare(CPU, small, ["memory-small", "selinux-enforcing"])} == {"waived"}
+    assert compare(CPU, small, ["disk-full"])[0]["severity"] == "error"
+
+
+def test_a_waiver_of_what_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'memory-smal'.*did you mean memory-small"):
+        compare(CPU, facts(CPU), ["memory-smal"])
+
+
+def test_diagnosis_of_hosts_that_cannot_be_compared() -> None:
+    [finding] = diagnose(CPU, {"unreachable": True, "msg": "no route to host"}, [], 0.0)
+    assert (finding["id"], finding["severity"], finding["found"]) == ("host-unreachable", "error", "no route to host")
+    assert diagnose(CPU, {}, [], 0.0)[0]["id"] == "host-unreachable"
+    wrong = {**CPU, "problems": [{"where": "vllm_mirror_url", "what": "is not set", "remedy": "Set it."}]}
+    [finding] = diagnose(wrong, {"host": facts(CPU)}, [], 1001.0)
+    assert (finding["id"], finding["found"], finding["remedy"]) == (
+        "inventory",
+        "vllm_mirror_url is not set",
+        "Set it.",
+    )
+
+
+def test_table_names_each_finding_once_with_its_hosts() -> None:
+    found = [
+        {"host": host, **finding}
+        for host in ("a", "b")
+        for finding in compare(CPU, facts(CPU, lambda f: f.update(glibc=[2, 31])))
+    ]
+    text = table(found, 3)
+    assert text.count("glibc-old") == 1
+    assert "error    glibc-old  a, b" in text
+    assert text.splitlines()[-1] == "3 hosts: 1 error, 0 warnings, 0 waived"
+    assert table([], 1) == "1 host: 0 errors, 0 warnings, 0 waived"
+    assert json.loads(json.dumps(found)) == found
 
 
 def test_report() -> None:
@@ -283,3 +623,49 @@ def test_the_needs_are_those_of_the_release() -> None:
         {"machine": release.machine, "glibc": list(release.glibc), "for": "release 0.28.0-cpu"}
     ]
     assert GPU["needs"]["drivers"] == [{"version": "580", "variant": "cu130", "for": "0.31.0-cu130"}]
+
+
+def in_document(kind: str) -> str:
+    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    return text[text.index(f"## {kind}") :].split("\n## ", 1)[0]
+
+
+def test_the_document_lists_every_finding_with_its_weight_meaning_and_remedy() -> None:
+    listed = "".join(
+        f"| `{name}` | {entry['severity']} | {entry['means']} | {entry['remedy']} |\n"
+        for name, entry in known_findings().items()
+    )
+    assert listed in in_document("Findings")
+
+
+def test_the_document_lists_every_cause() -> None:
+    listed = "".join(f"| `{cause['id']}` | {cause['what']} | {cause['remedy']} |\n" for cause in known_causes())
+    assert listed in in_document("Causes of a failed start")
+
+
+def test_the_code_knows_no_other_findings() -> None:
+    """Every identifier stands somewhere in the code, and none there is missing in the catalogue."""
+    text = (ROOT / "plugins" / "plugin_utils" / "findings.py").read_text(encoding="utf-8")
+    used = set(re.findall(r'_finding\(\s*"([a-z-]+)"', text))
+    assert used == set(known_findings())
+    assert not {cause["id"] for cause in known_causes()} & used
+
+
+def test_findings_and_causes_have_all_their_parts() -> None:
+    for name, entry in known_findings().items():
+        assert set(entry) == {"severity", "means", "remedy"}, name
+        assert entry["severity"] in ("error", "warning"), name
+    ids = [cause["id"] for cause in known_causes()]
+    assert len(ids) == len(set(ids))
+    for cause in known_causes():
+        assert (
+            {"id", "pattern", "what", "remedy", "source"}
+            <= set(cause)
+            <= {*("id", "pattern", "what", "remedy", "source", "symptom")}
+        )
+
+
+def test_waivers_are_checked_in_the_plan_already() -> None:
+    spec = yaml.safe_load((ROOT / "roles/preflight/meta/argument_specs.yml").read_text(encoding="utf-8"))
+    waived = spec["argument_specs"]["main"]["options"]["preflight_waived"]
+    assert waived["choices"] == list(known_findings())

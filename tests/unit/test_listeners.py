@@ -7,6 +7,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ from ansible_collections.onprem.vllm.plugins.module_utils.listeners import (
     Listener,
     decode_address,
     parse_sockets,
+    port_holders,
+    process_unit,
     unit_of,
 )
 from hypothesis import given
@@ -118,12 +121,35 @@ def test_only_what_listens_beyond_loopback() -> None:
         ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/vscode.service\n", "vscode.service"),
         ("0::/user.slice/user-0.slice/session-3.scope\n", "session-3.scope"),
         ("0::/system.slice/docker-4a5b.scope/init\n", "docker-4a5b.scope"),
+        ("0::/machine.slice/libpod-1.scope/system.slice/nginx.service\n", "nginx.service"),
+        ("1:name=systemd:/system.slice/vllm-glm.service/inner\n0::/\n", "vllm-glm.service"),
         ("0::/\n", ""),
         ("", ""),
     ],
 )
 def test_unit_of_a_process(cgroup: str, unit: str) -> None:
     assert unit_of(cgroup) == unit
+
+
+def test_who_holds_a_port_loopback_included() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as four,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as six,
+    ):
+        ports = [four.getsockname()[1], six.getsockname()[1]]
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            found = port_holders(ports)
+            assert other.getsockname()[1] not in {entry.port for entry in found}
+    assert {entry.port: entry.addresses for entry in found} == {ports[0]: ("127.0.0.1",), ports[1]: ("::1",)}
+    assert {entry.pid for entry in found} == {os.getpid()}
+    assert all(entry.program for entry in found)
+    assert port_holders(ports) == []
+
+
+def test_the_unit_of_a_process_that_has_ended() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert process_unit(child.pid) is None
 
 
 def test_a_listener_names_itself() -> None:

@@ -1,17 +1,81 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The playbook doctor on the scenario's hosts: what it finds, its exit status, its forms, and that it only looks."""
+
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
+SCENARIO = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"])
+CHECKOUT = SCENARIO.parents[1]
+FINDINGS = {
+    "cpu": [("start-port-taken", "error")],
+    "sm120": [],
+    "olddriver": [("driver-old", "error"), ("port-taken", "error")],
+    "busy": [("gpu-memory-taken", "error")],
+    "mig": [("gpu-mig", "error")],
+    "broken": [("gpu-unreadable", "waived")],
+}
+KEY = "a-very-secret-key-of-this-host"
 
-@pytest.mark.parametrize("path", ["/opt/vllm", "/models", "/etc/vllm", "/var/lib/vllm"])
+
+def doctor(*words: str) -> subprocess.CompletedProcess[str]:
+    lab = CHECKOUT / ".cache" / "lab" / os.environ["LAB"] / "inventory.yml"
+    command = [
+        "ansible-playbook",
+        "-i",
+        str(lab),
+        "-i",
+        str(SCENARIO / "inventory.yml"),
+        "playbooks/doctor.yml",
+        *words,
+    ]
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session", name="answer")
+def _answer(tmp_path_factory):
+    """One run over all hosts, as JSON."""
+    path = tmp_path_factory.mktemp("doctor") / "findings.json"
+    done = doctor("-e", "doctor_format=json", "-e", f"doctor_file={path}")
+    return done, json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_each_host_has_its_findings_and_no_other(host, answer):
+    name = host.backend.host
+    found = [(finding["id"], finding["severity"]) for finding in answer[1] if finding["host"] == name]
+    assert found == FINDINGS[name]
+
+
+def test_errors_fail_the_run_and_nothing_was_changed(answer):
+    done, _findings = answer
+    assert done.returncode == 2, done.stdout
+    assert "changed=0" in done.stdout.replace("changed=1", "", 1)  # the report's own file on the control node
+    assert "5 findings of severity error" in done.stdout
+
+
+def test_the_journal_s_cause_is_named_without_the_key(answer):
+    done, findings = answer
+    (cause,) = [finding for finding in findings if finding["host"] == "cpu"]
+    assert "vllm-tiny.service is failed" in cause["found"]
+    assert "[Errno 98] Address already in use, key (hidden)" in cause["found"]
+    assert "ss -ltnp" in cause["remedy"]
+    assert KEY not in done.stdout + done.stderr + json.dumps(findings)
+
+
+def test_a_sound_host_passes_in_the_form_for_people():
+    done = doctor("--limit", "sm120:broken", "-e", "doctor_fail_on=warning")
+    assert done.returncode == 0, done.stdout
+    assert "waived   gpu-unreadable  broken" in done.stdout
+    assert "2 hosts: 0 errors, 0 warnings, 1 waived" in done.stdout
+
+
+@pytest.mark.parametrize("path", ["/opt/vllm", "/models", "/var/lib/vllm"])
 def test_nothing_was_made(host, path):
     assert not host.file(path).exists
-
-
-def test_the_probe_sees_who_holds_a_port(host):
-    """What the findings of converge rest on, looked at by another program."""
-    assert host.socket("tcp://0.0.0.0:22").is_listening
     assert not host.user("vllm").exists
-    assert host.package("openssh-server").is_installed
