@@ -130,6 +130,7 @@ bench: tools bundle ## figures and ratios: bundle against pip, release against c
 	python tests/bench/bundle.py
 	python tests/bench/release.py --pip
 	python tests/bench/site.py
+	PYTHONPATH=.collections python tests/bench/preflight.py
 
 .PHONY: clean-hosts
 clean-hosts: ## take away the hosts of every lab of this checkout

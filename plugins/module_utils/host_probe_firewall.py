@@ -129,7 +129,9 @@ def _matches(
 
 def _match(ruleset: Facts, chain: tuple[str, str, str], match: Mapping[str, Any], port: int) -> bool | None:
     left, right = match["left"], match["right"]
-    kind, detail = next(iter(left.items())) if isinstance(left, dict) else ("", {})
+    if not isinstance(left, dict) or len(left) != 1:
+        return None
+    [(kind, detail)] = left.items()
     key = detail.get("key") or (detail.get("protocol"), detail.get("field")) if isinstance(detail, dict) else None
     answers: dict[tuple[str, Any], int | str] = {
         ("payload", ("tcp", "dport")): port,

@@ -381,7 +381,7 @@ def test_every_finding_has_a_case() -> None:
     """The rest is tested below, one by one."""
     causes = {cause["id"] for cause in known_causes()}
     covered = {case[0] for case in [*CASES, *WARNINGS]} - causes
-    elsewhere = {"gpu-few", "gpu-mixed", "host-unreachable", "inventory"}
+    elsewhere = {"gpu-few", "gpu-mixed", "host-unreachable", "inventory", "inventory-doubtful"}
     assert covered | elsewhere == set(known_findings())
     assert not covered & elsewhere
     assert len(CASES) + len(WARNINGS) >= 60
@@ -588,6 +588,8 @@ def test_diagnosis_of_hosts_that_cannot_be_compared() -> None:
     assert (finding["id"], finding["severity"], finding["found"]) == ("host-unreachable", "error", "no route to host")
     assert diagnose(CPU, {}, [], 0.0)[0]["id"] == "host-unreachable"
     wrong = {**CPU, "problems": [{"where": "vllm_mirror_url", "what": "is not set", "remedy": "Set it."}]}
+    doubtful = {**CPU, "warnings": wrong["problems"]}
+    assert [finding["id"] for finding in diagnose(doubtful, {"host": facts(CPU)}, [], 1001.0)] == ["inventory-doubtful"]
     [finding] = diagnose(wrong, {"host": facts(CPU)}, [], 1001.0)
     assert (finding["id"], finding["found"], finding["remedy"]) == (
         "inventory",
@@ -645,8 +647,8 @@ def test_the_document_lists_every_cause() -> None:
 
 def test_the_code_knows_no_other_findings() -> None:
     """Every identifier stands somewhere in the code, and none there is missing in the catalogue."""
-    text = (ROOT / "plugins" / "plugin_utils" / "findings.py").read_text(encoding="utf-8")
-    used = set(re.findall(r'_finding\(\s*"([a-z-]+)"', text))
+    text = "".join(path.read_text("utf-8") for path in (ROOT / "plugins" / "plugin_utils").glob("findings*.py"))
+    used = set(re.findall(r'new_finding\(\s*"([a-z-]+)"', text)) | {"inventory", "inventory-doubtful"}  # in a loop
     assert used == set(known_findings())
     assert not {cause["id"] for cause in known_causes()} & used
 

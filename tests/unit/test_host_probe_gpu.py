@@ -4,16 +4,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from ansible_collections.onprem.vllm.plugins.module_utils import host_probe_command, host_probe_gpu
+from ansible_collections.onprem.vllm.tests.lab import fake_gpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,19 +21,6 @@ CAPTURES = Path(__file__).parent / "fixtures" / "nvidia-smi"
 # holds 20 GiB of GPU 0.
 H200 = (CAPTURES / "h200.xml").read_text(encoding="utf-8")
 TWO_H200_BUSY = (CAPTURES / "2xh200-busy.xml").read_text(encoding="utf-8")
-
-
-def load_fake_gpus() -> ModuleType:
-    path = Path(__file__).parents[1] / "lab" / "fake_gpus.py"
-    spec = importlib.util.spec_from_file_location("fake_gpus", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-fake_gpus = load_fake_gpus()
 
 
 @pytest.fixture(name="gpu_host")

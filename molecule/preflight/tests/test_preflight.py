@@ -16,7 +16,7 @@ CHECKOUT = SCENARIO.parents[1]
 FINDINGS = {
     "cpu": [("start-port-taken", "error")],
     "sm120": [],
-    "olddriver": [("driver-old", "error"), ("port-taken", "error")],
+    "olddriver": [("port-taken", "error"), ("driver-old", "error")],
     "busy": [("gpu-memory-taken", "error")],
     "mig": [("gpu-mig", "error")],
     "broken": [("gpu-unreadable", "waived")],
@@ -31,7 +31,7 @@ def doctor(*words: str) -> subprocess.CompletedProcess[str]:
         "-i",
         str(lab),
         "-i",
-        str(SCENARIO / "inventory.yml"),
+        str(SCENARIO / "inventory"),
         "playbooks/doctor.yml",
         *words,
     ]
@@ -62,7 +62,7 @@ def test_errors_fail_the_run_and_nothing_was_changed(answer):
 def test_the_journal_s_cause_is_named_without_the_key(answer):
     done, findings = answer
     (cause,) = [finding for finding in findings if finding["host"] == "cpu"]
-    assert "vllm-tiny.service is failed" in cause["found"]
+    assert "vllm-tiny.service is activating (auto-restart)" in cause["found"]
     assert "[Errno 98] Address already in use, key (hidden)" in cause["found"]
     assert "ss -ltnp" in cause["remedy"]
     assert KEY not in done.stdout + done.stderr + json.dumps(findings)

@@ -1,0 +1,52 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""One finding: what was found on a host, what is needed, and the remedy; its kinds stand in the catalogue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .catalogue import COLLECTION, read_yaml
+
+Finding = dict[str, str]
+Plan = Mapping[str, Any]
+Facts = Mapping[str, Any]
+
+GIB = 1 << 30
+MIB = 1 << 20
+ERROR, WARNING, WAIVED = "error", "warning", "waived"
+SEVERITIES = (ERROR, WARNING, WAIVED)
+# The units of instances.
+OUR_UNIT = re.compile(r"vllm-[\w-]+\.service")
+
+
+def known_findings() -> Mapping[str, Mapping[str, str]]:
+    """Every finding by its identifier, with severity, meaning and remedy."""
+    return read_yaml(COLLECTION / "catalogue" / "findings.yml")
+
+
+def known_causes() -> list[dict[str, Any]]:
+    """What failed starts are known by: id, pattern, what, remedy, and where that is known from."""
+    return read_yaml(COLLECTION / "catalogue" / "causes.yml")
+
+
+def new_finding(identifier: str, found: str, needed: str, remedy: str) -> Finding:
+    """A finding of a kind that catalogue/findings.yml knows, with its severity there."""
+    severity = known_findings()[identifier]["severity"]
+    return {"id": identifier, "severity": severity, "found": found, "needed": needed, "remedy": remedy}
+
+
+def gpu_instances(plan: Plan) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each instance that runs on GPUs, with what it needs of them."""
+    by_name = {f"instance {instance['name']}": instance for instance in plan.get("instances", ())}
+    for wanted in plan["needs"]["gpus"]:
+        if wanted["for"] in by_name:
+            yield by_name[wanted["for"]], wanted
+
+
+def used_devices(instance: Mapping[str, Any], devices: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The GPUs of a host that an instance uses: those it names, or all."""
+    named = instance.get("gpus") or []
+    return [device for device in devices if not named or device["index"] in named or device["uuid"] in named]
