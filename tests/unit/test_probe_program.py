@@ -290,7 +290,14 @@ def test_a_release_that_the_service_user_can_write_into_is_named(release: Releas
 
 # -- tools -----------------------------------------------------------------------------------------------------------
 
-PYTHON_H = Path(probe_program.headers(), "Python.h").is_file()
+# What this machine has is tried for real; what it lacks must be found. The lab's hosts have compilers and no nvcc.
+HEADERS = Path(probe_program.headers(), "Python.h").is_file()
+LACKING = {
+    "compiler": not HEADERS or not (shutil.which("gcc") or shutil.which("clang")),
+    "jit-tools:Python.h": not HEADERS,
+    "jit-tools:c++": shutil.which("c++") is None,
+    "jit-tools:nvcc": probe_program.nvcc() is None,
+}
 
 
 @pytest.fixture
@@ -316,8 +323,7 @@ def ids(found: Any) -> list[str]:
 
 
 def test_this_machines_compiler_makes_what_triton_makes(caches: Path) -> None:
-    assert PYTHON_H, f"these tests compile: {probe_program.headers()}/Python.h is missing"
-    assert ids(probe_program.compiler()) == []
+    assert ids(probe_program.compiler()) == ["compiler"] * LACKING["compiler"]
     assert list(caches.rglob("*.so")) == []
 
 
@@ -341,8 +347,6 @@ def test_a_cache_that_cannot_be_written_to_is_found_along_the_way(monkeypatch: p
     assert "/proc/1/cache" in one["found"]
 
 
-# nvcc is on few machines: where it is not, exactly that must be found.
-NVCC = ["jit-tools:nvcc"] if probe_program.nvcc() is None else []
 NINJA = shutil.which("ninja", path=f"{ROOT}/.cache/vllm-0.28.0/bin:{os.environ['PATH']}")
 
 
@@ -357,10 +361,13 @@ def test_each_tool_of_flashinfer_is_tried_and_named_where_it_lacks(
     if missing == "c++":
         monkeypatch.setenv("CXX", "c++-that-is-gone")
     monkeypatch.setenv("PATH", f"{path}:{'' if missing == 'ninja' else os.environ['PATH']}".rstrip(":"))
-    found = list(probe_program.jit_tools())
-    kinds = {one["id"] for one in found}
-    assert kinds - {*NVCC, "jit-tools:nvcc"} == ({f"jit-tools:{missing}"} if missing else set()), found
-    assert {*NVCC} <= kinds
+    found = {one["id"] for one in probe_program.jit_tools()}
+    lacking = {name for name, lacks in LACKING.items() if lacks and name != "compiler"}
+    # Alone in that PATH nvcc finds none of its own programs: what it says then is the machine's own affair.
+    assert found - {"jit-tools:nvcc"} == (lacking | ({f"jit-tools:{missing}"} if missing else set())) - {
+        "jit-tools:nvcc"
+    }
+    assert missing or found == lacking
     assert list(caches.rglob("*.so")) == []
 
 
