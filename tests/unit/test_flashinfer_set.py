@@ -103,6 +103,16 @@ def test_what_is_no_list_of_releases_is_refused(value):
         flashinfer_problems(value)
 
 
+def test_the_definition_without_a_lock_asks_for_one_set_too():
+    release = load_release("0.28.0-cu130-cubin")
+    assert release.lock_sha256 is None
+    pinned = dict(line.split("==") for line in release.requirements if "==" in line)
+    locked = {**known_pins(release.vllm), "flashinfer-cubin": pinned["flashinfer-cubin"]}
+    assert said(locked, release.vllm) == []
+    assert release.sources_of("flashinfer-cubin") == ("flashinfer",)
+    assert release.indexes["flashinfer"] == INDEX
+
+
 # --- one set ---
 
 
