@@ -335,14 +335,16 @@ def _record(wanted: Subject, findings: Sequence[Finding], waived: Sequence[str],
 
 
 def forget(places: Places | None = None, *, check_mode: bool = False) -> bool:
-    """Remove every record, and the directories that held nothing else; whether there was one."""
+    """Remove every record, and the directories that held nothing else and no instance needs; whether there was one."""
     places = places or Places()
     records = sorted(places.records.glob(f"*/{RECORD}"))
     if check_mode:
         return bool(records)
     for record in records:
         record.unlink()
-        for folder in (record.parent, places.records):
-            if not any(folder.iterdir()):
-                folder.rmdir()
+        # The readiness step of an instance, which starts now perhaps, writes there.
+        if not any(record.parent.iterdir()) and not (places.etc / record.parent.name).exists():
+            record.parent.rmdir()
+    if records and not any(places.records.iterdir()):
+        places.records.rmdir()
     return bool(records)
