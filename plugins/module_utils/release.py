@@ -46,6 +46,7 @@ from .venv import (
 )
 from .venv_process import DiskFull, VenvError
 
+PACKAGES = ("vllm", "litellm")  # what a release is made for
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s;\\]+)")
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -68,7 +69,8 @@ class Release:
 
     name: str
     id: str
-    vllm: str
+    package: str  # one of PACKAGES
+    version: str
     variant: str
     python: str
     lock_sha256: str
@@ -85,11 +87,13 @@ class Release:
         Raises:
             ReleaseError: the entry is no release.
         """
+        package = next((key for key in PACKAGES if entry.get(key)), PACKAGES[0])
         try:
             release = cls(
                 name=str(entry["name"]),
                 id=str(entry["id"]),
-                vllm=str(entry["vllm"]),
+                package=package,
+                version=str(entry[package]),
                 variant=str(entry["variant"]),
                 python=str(entry["python"]),
                 lock_sha256=str(entry["lock_sha256"]),
@@ -126,7 +130,7 @@ class Release:
         return {
             "name": self.name,
             "id": self.id,
-            "vllm": self.vllm,
+            self.package: self.version,
             "variant": self.variant,
             "python": self.python,
             "lock_sha256": self.lock_sha256,
@@ -345,7 +349,7 @@ class Build:
 
 def make_venv(build: Build) -> None:
     """An empty environment beside the final place."""
-    build.uv.make_venv(build.directory, build.python, f"vllm {build.release.name}")
+    build.uv.make_venv(build.directory, build.python, f"{build.release.package} {build.release.name}")
     build.requirements.write_bytes(build.lock)
     build.from_venv = {path for _unused, path, entry in walk(build.directory) if entry is not None}
 

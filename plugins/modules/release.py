@@ -37,11 +37,13 @@ options:
         type: str
         required: true
       vllm:
-        description: vLLM's version.
+        description: vLLM's version. Exactly one of this and O(releases[].litellm) is given.
         type: str
-        required: true
+      litellm:
+        description: LiteLLM's version, where it is a release of the proxy.
+        type: str
       variant:
-        description: Kind of accelerator, for example V(cu130) or V(cpu).
+        description: Kind of accelerator, for example V(cu130) or V(cpu), V(none) for LiteLLM.
         type: str
         required: true
       python:
@@ -229,6 +231,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.host_lock import HostLocked, host_lock
 from ..module_utils.release import (
+    PACKAGES,
     Release,
     ReleaseError,
     Report,
@@ -254,7 +257,8 @@ def main() -> None:
     entry = {
         "name": {"type": "str", "required": True},
         "id": {"type": "str", "required": True},
-        "vllm": {"type": "str", "required": True},
+        "vllm": {"type": "str"},
+        "litellm": {"type": "str"},
         "variant": {"type": "str", "required": True},
         "python": {"type": "str", "required": True},
         "lock_sha256": {"type": "str", "required": True},
@@ -267,7 +271,14 @@ def main() -> None:
     }
     module = AnsibleModule(
         argument_spec={
-            "releases": {"type": "list", "elements": "dict", "default": [], "options": entry},
+            "releases": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": entry,
+                "required_one_of": [PACKAGES],
+                "mutually_exclusive": [PACKAGES],
+            },
             "mirror_url": {"type": "str"},
             "uv": {"type": "dict"},
             "root": {"type": "path", "default": "/opt/vllm"},

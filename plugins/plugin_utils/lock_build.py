@@ -29,6 +29,7 @@ from ..module_utils.atomic import sha256_bytes, write_file
 from .flashinfer_set import known_pins, pins_of_metadata, set_problems
 from .lock import Pin, parse_lock
 from .package_sources import IndexFile, PackageSources, PipConfiguration, SourceError, pip_configuration
+from .refused_versions import refusals
 from .release_definition import Release, ReleaseError, load_release
 from .wheels import (
     build_metadata_wheel,
@@ -68,6 +69,8 @@ def offered(release: Release, sources: PackageSources, package: str) -> tuple[li
         if rank is None or parts is None:
             continue
         version = canonical_version(parts[1])
+        if refusals({package: version}):
+            continue
         if version not in best or rank < best[version][0]:
             best[version] = (rank, found)
     return [found for _unused, found in best.values()], answer.failures
@@ -244,6 +247,8 @@ def build_lock(release: Release, default: PipConfiguration, uv: str = "uv") -> t
             raise LockBuildError(
                 f"Release {release.name}: {filename} is built here, but nothing in the closure asks for it"
             )
+    if not release.vllm:
+        return text, said
     vllm_pins = _vllm_pins(release, sources, pins.get("vllm"))
     if vllm_pins is None:
         said.append(f"what vLLM {release.vllm} itself pins of FlashInfer, so the lock was not compared with that")
@@ -260,7 +265,7 @@ def _vllm_pins(release: Release, sources: PackageSources, pin: Pin | None) -> di
 
     The catalogue comes second: a wheel from another index may ask for something else under the same version.
     """
-    if release.variant == "cpu" or pin is None:
+    if release.accelerator != "cuda" or pin is None:
         return {}
     for found in sources.ask("vllm", pin.version).files:
         if found.sha256 not in pin.hashes:

@@ -114,12 +114,14 @@ class _Composition:
             instances = [found for name in self.value("vllm_instances") if (found := self._instance(name)) is not None]
             self._cross_check(instances)
             self._check_secrets()
-        elif "vllm_instances" in self.set and "mirror" not in self.groups:
+        elif "vllm_instances" in self.set and not {"mirror", "proxy"} & {*self.groups}:
             self._wrong(
                 "vllm_instances",
                 "the host is not in group vllm, so nothing would start them",
                 "Add the host, or its group as a child, to group vllm.",
             )
+        if "proxy" in self.groups:
+            self._release("litellm_proxy_release", self.value("litellm_proxy_release"), {}, "litellm")
         self._check_models()
         releases = [release for release in self.releases.values() if release is not None]
         return {
@@ -267,8 +269,10 @@ class _Composition:
             return None
         return self.profiles[name]
 
-    def _release(self, where: str, name: str | None, origins: dict[tuple[str, ...], str]) -> Release | None:
-        place = self._place(where, "release", origins)
+    def _release(
+        self, where: str, name: str | None, origins: dict[tuple[str, ...], str], package: str = "vllm"
+    ) -> Release | None:
+        place = where if package == "litellm" else self._place(where, "release", origins)
         if name is None:
             name = self.value("vllm_release")
             place = "vllm_release"
@@ -292,6 +296,9 @@ class _Composition:
             if self.wrong_patches & {*_named_patches(site.get(name))}:
                 return None
             self._wrong(f"vllm_releases.{name}" if name in site else place, str(error), "Correct the definition.")
+            return None
+        if release.package != package:
+            self._wrong(place, f"release {name} is one of {release.package}", f"Name a release of {package}.")
             return None
         if release.lock_sha256 is None:
             self._wrong(
@@ -356,8 +363,7 @@ class _Composition:
             )
         self._check_patches(where, profile, release, {refusal.patch for refusal in refusals})
         accelerator = profile.about.get("accelerator")
-        variant = "cpu" if release.variant == "cpu" else "cuda"
-        if accelerator and accelerator != variant:
+        if accelerator and accelerator != release.accelerator:
             self._wrong(
                 f"{where}.release",
                 f"profile {profile.name} is for {accelerator}, release {release.name} is a {release.variant} build",
@@ -486,10 +492,12 @@ class _Composition:
         self, where: str, settings: Mapping[str, Any], origins: dict[tuple[str, ...], str], address: str
     ) -> list[str]:
         own = settings.get("networks")
-        if own is None and "vllm_client_networks" in self.set:
-            own = self.set["vllm_client_networks"]
-            origins["networks",] = "vllm_client_networks"
-            where = "vllm_client_networks"
+        # Where a proxy stands before the instances, clients have no way past it.
+        general = next((name for name in ("vllm_instance_networks", "vllm_client_networks") if name in self.set), None)
+        if own is None and general is not None:
+            own = self.set[general]
+            origins["networks",] = general
+            where = general
         elif own is None:
             if address not in ("localhost", "127.0.0.1", "::1") and not self._is_wrong("vllm_client_networks"):
                 self._wrong(
@@ -672,7 +680,7 @@ class _Composition:
     def _mirror(self) -> dict[str, Any]:
         url = self.value("vllm_mirror_url")
         if url is None:
-            if not self._is_wrong("vllm_mirror_url") and "vllm" in self.groups:
+            if not self._is_wrong("vllm_mirror_url") and {"vllm", "proxy"} & {*self.groups}:
                 self._wrong(
                     "vllm_mirror_url", "is not set: hosts would have nothing to install from", "Set http://<mirror>."
                 )
@@ -725,7 +733,9 @@ class _Composition:
         for release in releases:
             if release.interpreter is None:
                 packages.setdefault(f"python{release.python}", []).append(f"release {release.name}")
-            kinds = ["cpu"] if release.variant == "cpu" else ["cuda", f"toolchain_{self.value('vllm_toolchain')}"]
+            kinds = [release.accelerator]
+            if release.accelerator == "cuda":
+                kinds.append(f"toolchain_{self.value('vllm_toolchain')}")
             for package in [found for kind in kinds for found in catalogue["packages"].get(kind, [])]:
                 name = package["name"].format(python=release.python)
                 if name.startswith("python") and release.interpreter is not None:
@@ -737,7 +747,7 @@ class _Composition:
         return [{"name": name, "for": "; ".join(dict.fromkeys(needed))} for name, needed in packages.items()]
 
     def _firewall_ports(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        ports = [
+        ports: list[dict[str, Any]] = [
             {
                 "port": instance["port"],
                 "protocol": "tcp",
@@ -762,6 +772,16 @@ class _Composition:
                     "Name the bundle's directory on the control node, which playbooks/bundle.yml makes.",
                 )
             ports.append({"port": self._mirror_port(), "protocol": "tcp", "networks": networks, "for": "mirror"})
+        if "proxy" in self.groups:
+            networks = self._merged_networks("vllm_client_networks", self.value("vllm_client_networks"))
+            if not networks and not self._is_wrong("vllm_client_networks"):
+                self._wrong(
+                    "vllm_client_networks",
+                    "is empty: nobody could reach the proxy through its firewall",
+                    "List the clients' networks.",
+                )
+            port = self.value("litellm_proxy_port")
+            ports.append({"port": port, "protocol": "tcp", "networks": networks, "for": "proxy"})
         return ports
 
     def _needs(
@@ -773,7 +793,7 @@ class _Composition:
         spaces = [
             {
                 "path": f"{self.releases_root}/{release.id}",
-                "gib": disk["release"]["cpu" if release.variant == "cpu" else "cuda"],
+                "gib": disk["release"][release.accelerator],
                 "for": f"release {release.name}",
             }
             for release in releases
@@ -792,6 +812,9 @@ class _Composition:
         ]
         if "mirror" in self.groups:
             listens.append({"port": self._mirror_port(), "unit": "nginx.service", "for": "mirror"})
+        if "proxy" in self.groups:
+            unit = "onprem-vllm-haproxy.service"
+            listens.append({"port": self.value("litellm_proxy_port"), "unit": unit, "for": "proxy"})
         return {
             "platforms": [
                 {"machine": release.machine, "glibc": list(release.glibc), "for": f"release {release.name}"}

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from .catalogue import CatalogueError, read_yaml
 from .flashinfer_set import Declaration, FlashInferError, known_pins, members_of, parse_declaration, set_problems
 from .lock import LockError, parse_lock
 from .patch_catalogue import Patch, PatchCatalogueError, PatchChoice, load_patches, patches_for
+from .refused_versions import refusals
 from .role_variables import Problem
 
 CATALOGUE = Path(__file__).resolve().parents[2] / "catalogue"
@@ -37,8 +39,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ARCHITECTURE = re.compile(r"cpu|sm\d{2,3}")
 # Say what for and from where, not what: no part of the id. Of `patches` and `flashinfer` counts what they come to.
 _APART = ("description", "for", "indexes", "sources", "lock", "patches", "flashinfer")
+# What a release is made for: its main package, whose version it names under that key.
+PACKAGES = ("vllm", "litellm")
 # What decides a lock: a release that takes another's has the same of each.
-_LOCKED = ("vllm", "variant", "python", "platform", "requirements", "overrides", "metadata_wheels")
+_LOCKED = (*PACKAGES, "variant", "python", "platform", "requirements", "overrides", "metadata_wheels")
 
 
 class ReleaseError(ValueError):
@@ -67,6 +71,9 @@ class Release:
     """One locked software set.
 
     Attributes:
+        package: its main package, one of PACKAGES.
+        version: of that package.
+        variant: the accelerator, ``none`` where its package uses none.
         python: version the closure is locked for, such as ``3.12``.
         platform: ``<machine>-manylinux_2_<minor>``, the oldest C library a host may have.
         sources: normalised package name to the only sources it may come from, first match wins.
@@ -80,7 +87,8 @@ class Release:
     """
 
     name: str
-    vllm: str
+    package: str
+    version: str
     variant: str
     python: str
     platform: str
@@ -100,6 +108,16 @@ class Release:
     lock_of: str
     lock_sha256: str | None
     id: str = field(default="")
+
+    @property
+    def vllm(self) -> str:
+        """vLLM's version, empty where it is no release of vLLM."""
+        return self.version if self.package == "vllm" else ""
+
+    @property
+    def accelerator(self) -> str:
+        """``cpu``, ``cuda`` or ``none``."""
+        return "cuda" if self.variant.startswith("cu") else self.variant
 
     @property
     def machine(self) -> str:
@@ -142,7 +160,7 @@ class Release:
         Raises:
             ReleaseError: the lock cannot be trusted.
         """
-        if self.lock_sha256 is None:
+        if self.lock_sha256 is None or not self.vllm:
             return []
         where = f"release {self.name}"
         return set_problems(self.locked(), self.vllm, known_pins(self.vllm), self.flashinfer, self.variant, where)
@@ -156,7 +174,7 @@ class Release:
         return {
             "name": self.name,
             "id": self.id,
-            "vllm": self.vllm,
+            self.package: self.version,
             "variant": self.variant,
             "python": self.python,
             "lock_sha256": self.lock_sha256,
@@ -289,7 +307,7 @@ def _parse(
     if not isinstance(definition, dict):
         raise ReleaseError(f"release {name}: a definition is a mapping, found {type(definition).__name__}")
     known = {
-        *("description", "vllm", "variant", "python", "platform", "requirements", "overrides", "metadata_wheels"),
+        *("description", *PACKAGES, "variant", "python", "platform", "requirements", "overrides", "metadata_wheels"),
         *("indexes", "sources", "overlaps", "interpreter", "lock", "patches", "flashinfer", "for"),
     }
     if unknown := sorted(set(map(str, definition)) - known):
@@ -302,18 +320,27 @@ def _parse(
             return ""
         return value
 
-    vllm = text("vllm", None, 'a version in quotes, such as "0.28.0"')
-    if vllm:
+    named = [key for key in PACKAGES if key in definition]
+    if len(named) > 1:
+        problems.append(f"names {' and '.join(named)}: a release is made for one of them")
+    package = named[0] if named else PACKAGES[0]
+    version = text(package, None, 'a version in quotes, such as "0.28.0"')
+    if version:
         try:
-            Version(vllm)
+            Version(version)
         except InvalidVersion:
-            problems.append(f"vllm is {vllm!r}, which is no version")
-    variant = text("variant", _VARIANT, "cpu or a CUDA variant such as cu130")
+            problems.append(f"{package} is {version!r}, which is no version")
+        problems.extend(refusals({package: version}))
+    variant = "none"
+    if package == "vllm":
+        variant = text("variant", _VARIANT, "cpu or a CUDA variant such as cu130")
+    elif unfit := sorted({"variant", "patches", "flashinfer"} & set(definition)):
+        problems.append(f"{', '.join(unfit)}: only a release of vLLM has that")
     python = text("python", _PYTHON, 'a Python version in quotes, such as "3.12"')
     platform = text("platform", _PLATFORM, "<x86_64 or aarch64>-manylinux_2_<minor>, such as x86_64-manylinux_2_36")
     requirements = _requirements(definition, "requirements", problems)
     if not requirements:
-        problems.append("requirements is empty: at least vllm itself must stand there, with its version")
+        problems.append(f"requirements is empty: at least {package} itself must stand there, with its version")
     overrides = _requirements(definition, "overrides", problems)
     wheels = tuple(
         MetadataWheel(
@@ -336,6 +363,9 @@ def _parse(
     ):
         problems.append("interpreter must have exactly file (a name without a path) and sha256 (64 hex digits)")
     lock_sha256 = hashlib.sha256(lock_path.read_bytes()).hexdigest() if lock_path.is_file() else None
+    if lock_sha256 is not None:
+        with suppress(ReleaseError):  # said where the lock is used: a definition can be read without it
+            problems.extend(f"lock {lock_path.name}: {found}" for found in refusals(_locked(lock_path, lock_sha256)))
     if "lock" in definition and lock_of == name:
         if not lock_path.is_absolute():
             problems.append(
@@ -350,8 +380,8 @@ def _parse(
         problems.append(str(error))
     architectures, profiles = _made_for(definition, problems)
     chosen = PatchChoice((), ())
-    if definition.get("patches") and vllm and not problems:
-        chosen = _patches(definition["patches"], vllm, lock_path, lock_sha256, patches, problems)
+    if definition.get("patches") and version and not problems:
+        chosen = _patches(definition["patches"], version, lock_path, lock_sha256, patches, problems)
     identity = {key: value for key, value in definition.items() if key not in _APART}
     # Left out where there is none, so that a release without patches keeps the id it had before there were any.
     if chosen.apply:
@@ -362,7 +392,8 @@ def _parse(
     canonical = json.dumps([identity, lock_sha256], sort_keys=True, separators=(",", ":"))
     return Release(
         name=name,
-        vllm=vllm,
+        package=package,
+        version=version,
         variant=variant,
         python=python,
         platform=platform,

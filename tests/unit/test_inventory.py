@@ -74,8 +74,8 @@ def test_example_renders_to_the_production_command(example: list[dict[str, Any]]
 
 
 def test_example_passes_its_plan(example: list[dict[str, Any]]) -> None:
-    assert [plan["host"] for plan in example] == ["mirror1", "gpu1", "gpu2"]
-    assert [plan["problems"] for plan in example] == [[], [], []]
+    assert [plan["host"] for plan in example] == ["mirror1", "gpu1", "gpu2", "proxy1"]
+    assert [plan["problems"] for plan in example] == [[], [], [], []]
     assert example[2]["instances"][0]["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
 
 
@@ -93,14 +93,21 @@ def test_site_names_all_problems_of_all_hosts_and_touches_none() -> None:
     wrong = {"vllm_release": "0.28.0-gpu", "vllm_client_networks": ["10.0.0.0/40"], "vllm_instnces": {}}
     done = ansible_playbook("-i", "inventory/example", "playbooks/site.yml", "--check", "-e", json.dumps(wrong))
     assert done.returncode != 0
-    for part in ("3 problems", "0.28.0-gpu", "10.0.0.0/40", "vllm_instnces", "[gpu1, gpu2]", "[mirror1, gpu1, gpu2]"):
+    for part in (
+        "3 problems",
+        "0.28.0-gpu",
+        "10.0.0.0/40",
+        "vllm_instnces",
+        "[gpu1, gpu2]",
+        "[mirror1, gpu1, gpu2, proxy1]",
+    ):
         assert part in done.stdout + done.stderr, part
     assert "UNREACHABLE" not in done.stdout
     assert "Look at every host" not in done.stdout
 
 
 def test_a_plan_under_limit_is_the_same(example: list[dict[str, Any]]) -> None:
-    assert query("inventory/example", "[]", "--limit", "gpu2") == example[2:]
+    assert query("inventory/example", "[]", "--limit", "gpu2") == example[2:3]
 
 
 def imported(play: dict[str, Any]) -> list[dict[str, str]]:
@@ -121,7 +128,7 @@ def test_a_release_is_proven_before_it_serves() -> None:
 def test_site_runs_the_roles_that_the_plan_names_in_its_order() -> None:
     plays = yaml.safe_load((COLLECTION / "playbooks" / "site.yml").read_text(encoding="utf-8"))
     catalogue = yaml.safe_load((COLLECTION / "catalogue" / "inventory.yml").read_text(encoding="utf-8"))
-    for group in ("mirror", "vllm"):
+    for group in ("mirror", "vllm", "proxy"):
         run = [
             name.removeprefix("onprem.vllm.")
             for play in plays
@@ -134,20 +141,20 @@ def test_site_runs_the_roles_that_the_plan_names_in_its_order() -> None:
         ]
         assert run == [entry["role"] for entry in catalogue["roles"] if group in entry["groups"]]
     order = [entry["role"] for entry in catalogue["roles"]]
-    assert order.index("nftables") < min(order.index("wheel_mirror"), order.index("vllm_service"))
+    assert order.index("nftables") < min(map(order.index, ("wheel_mirror", "vllm_service", "litellm_proxy")))
 
 
 def test_teardown_takes_the_roles_back_in_reverse() -> None:
     plays = yaml.safe_load((COLLECTION / "playbooks" / "teardown.yml").read_text(encoding="utf-8"))
     catalogue = yaml.safe_load((COLLECTION / "catalogue" / "inventory.yml").read_text(encoding="utf-8"))
-    [vllm, mirror] = [
+    [proxy, vllm, mirror] = [
         [task["ansible.builtin.import_role"]["name"].removeprefix("onprem.vllm.") for task in play["tasks"]]
         for play in plays[1:]
     ]
     wanted = {
         group: [entry["role"] for entry in reversed(catalogue["roles"]) if group in entry["groups"]]
-        for group in ("vllm", "mirror")
+        for group in ("proxy", "vllm", "mirror")
     }
     # Preflight only looks.
-    assert (vllm, mirror) == (wanted["vllm"][:-1], wanted["mirror"][:-1])
-    assert wanted["vllm"][-1] == wanted["mirror"][-1] == "preflight"
+    assert (proxy, vllm, mirror) == tuple(roles[:-1] for roles in wanted.values())
+    assert {roles[-1] for roles in wanted.values()} == {"preflight"}

@@ -55,6 +55,7 @@ def test_what_the_issue_asks_for_is_shipped_with_a_lock():
         *("0.25.0-cu130", "0.28.0-cu130", "0.31.0-cu130", "0.33.0-cu130"),
         *("0.25.0-cu130-gemma4", "0.25.0-cu130-sm120", "0.28.0-cu130-sm120"),
         *("0.28.0-cpu", "0.31.0-cpu"),
+        *("litellm-1.108.7", "litellm-1.108.7-py311"),
     }
     assert {path.stem for path in (CATALOGUE / "releases").glob("*.txt")} == {
         load_release(one).lock_of for one in LOCKED
@@ -112,6 +113,9 @@ def test_the_id_follows_what_is_installed_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"litellm": "1.108.7"}, "names vllm and litellm: a release is made for one of them"),
+        ({"vllm": None, "litellm": "1.82.7"}, "litellm 1.82.7 is refused: malicious"),
+        ({"vllm": None, "litellm": "1.108.7"}, "variant: only a release of vLLM has that"),
         ({"vllm": 0.28}, "vllm is 0.28, expected a version in quotes"),
         ({"variant": "cuda"}, "variant is 'cuda'"),
         ({"python": 3.12}, "python is 3.12, expected a Python version in quotes"),
@@ -148,10 +152,48 @@ def test_the_id_follows_what_is_installed_and_nothing_else(tmp_path):
 def test_a_wrong_definition_is_named(tmp_path, changes, message):
     definitions = site(tmp_path)
     definitions["site"].update(changes)
+    definitions["site"] = {key: value for key, value in definitions["site"].items() if value is not None}
     with pytest.raises(ReleaseError) as caught:
         load_release("site", definitions)
     assert message in str(caught.value)
     assert "release site (inventory)" in str(caught.value)
+
+
+REFUSED = [
+    (name, version)
+    for name, found in yaml.safe_load((CATALOGUE / "refused.yml").read_text()).items()
+    for version in found
+]
+
+
+def test_the_compromised_versions_are_known():
+    assert {("litellm", "1.82.7"), ("litellm", "1.82.8"), ("litellm", "1.107.0")} <= {*REFUSED}
+
+
+@pytest.mark.parametrize(("package", "version"), REFUSED)
+def test_a_lock_with_a_refused_version_is_a_problem_whatever_it_is_for(tmp_path, package, version):
+    lock = f"{LOCK}{package}=={version} --hash=sha256:{'b' * 64}\n"
+    with pytest.raises(ReleaseError, match=rf"lock lock\.txt: {package} {re.escape(version)} is refused: "):
+        load_release("site", site(tmp_path, lock))
+
+
+def test_a_release_of_litellm_names_its_version_and_no_accelerator():
+    release = load_release("litellm-1.108.7")
+    assert (release.package, release.version, release.vllm) == ("litellm", "1.108.7", "")
+    assert release.accelerator == release.variant == "none"
+    assert {"litellm": "1.108.7", "variant": "none", "patches": []}.items() <= release.as_plan().items()
+    assert "vllm" not in release.as_plan()
+    assert release.locked()["litellm"] == "1.108.7"
+    assert release.set_problems() == []
+
+
+def test_ids_of_releases_that_hosts_have_installed():
+    """Written out: what a release is may grow, what is installed stays what it is."""
+    assert {name: load_release(name).id for name in ("0.28.0-cpu", "0.31.0-cu130", "0.25.0-cu130-sm120")} == {
+        "0.28.0-cpu": "0.28.0-cpu-6234a278",
+        "0.31.0-cu130": "0.31.0-cu130-c8565a69",
+        "0.25.0-cu130-sm120": "0.25.0-cu130-sm120-6bf6dd0d",
+    }
 
 
 def test_all_problems_come_at_once(tmp_path):
@@ -317,7 +359,7 @@ def test_the_release_for_sm120_overrides_what_vllm_pins_and_says_so():
     ]
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", [name for name in RELEASES if load_release(name).vllm])
 def test_a_shipped_release_works_with_every_profile_it_is_made_for(name):
     release = load_release(name)
     profiles = load_profiles({}, [])

@@ -1,0 +1,163 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What goes wrong, and what is changed, while clients ask without a pause."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import proxy_under_test as proxy
+
+
+@pytest.fixture(autouse=True)
+def _whole(lab):
+    """Whatever a test broke is mended."""
+    yield
+    for port in (8001, 8002, 8003):
+        lab("exec", "role2", "systemctl", "start", f"instance@{port}")
+        proxy.mode(lab, port, "ok")
+    up = ("role2-one", "role2-two", "role2-lone", "4001", "4002")
+    proxy.wait("all servers", lambda: {proxy.servers(lab)[name] for name in up} == {"UP"}, 90)
+
+
+def test_planned_changes_lose_no_request(at):
+    """A new key for the instances' model list would be a reload; here both happen: a certificate and LiteLLM's unit."""
+    before = at("role1").check_output("openssl x509 -noout -serial -in /etc/vllm-proxy/certificate.pem")
+    with proxy.load() as requests:
+        done = proxy.roll("-e", "litellm_proxy_renew_days=396", "-e", "litellm_proxy_memory_max=3G")
+        assert done.returncode == 0, done.stdout
+        at("role1").check_output("systemctl reload onprem-vllm-haproxy")
+    assert before != at("role1").check_output("openssl x509 -noout -serial -in /etc/vllm-proxy/certificate.pem")
+    for unit in ("onprem-vllm-litellm@4001", "onprem-vllm-litellm@4002"):
+        assert at("role1").check_output(f"systemctl show --property=MemoryMax --value {unit}") == str(3 << 30)
+    assert len(requests) > 50
+    assert proxy.failed(requests) == []
+
+
+def test_a_killed_litellm_and_a_killed_instance_lose_only_what_they_had(at):
+    with proxy.load() as requests:
+        killed = [time.time()]
+        at("role1").check_output("systemctl kill --signal=KILL onprem-vllm-litellm@4001")
+        time.sleep(5)
+        killed.append(time.time())
+        at("role2").check_output("systemctl kill --signal=KILL instance@8001")
+        time.sleep(5)
+    lost = proxy.failed(requests)
+    # Single answers are asked for again elsewhere; of streams only those can be lost that were under way.
+    assert [one for one in lost if not one["stream"]] == []
+    for one in lost:
+        assert any(one["began"] < when < one["began"] + one["seconds"] + 0.5 for when in killed), one
+    assert len(lost) <= 6
+
+
+def test_a_stopped_instance_leaves_and_comes_back_by_itself(lab, at):
+    at("role2").check_output("systemctl stop instance@8001")
+    assert proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["role2-one"]) < 15
+    assert {proxy.chat(lab)[0] for _unused in range(4)} == {200}
+    at("role2").check_output("systemctl stop instance@8002")
+    proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["role2-two"])
+    assert proxy.chat(lab)[0] == 503
+    assert proxy.chat(lab, "org/Lone")[0] == 200
+    at("role2").check_output("systemctl start instance@8001")
+    assert proxy.wait("back", lambda: proxy.servers(lab)["role2-one"] == "UP") < 15
+    assert proxy.chat(lab)[0] == 200
+
+
+def test_an_instance_that_accepts_and_never_answers(lab):
+    proxy.mode(lab, 8003, "mute")
+    began = time.monotonic()
+    status, _said = proxy.chat(lab, "org/Lone")
+    assert status in (503, 504)
+    assert time.monotonic() - began < 15
+    proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["role2-lone"], 30)
+    assert proxy.chat(lab)[0] == 200
+
+
+def test_an_instance_that_answers_500_harms_nobody_else(lab):
+    proxy.mode(lab, 8003, "broken")
+    status, said = proxy.chat(lab, "org/Lone")
+    assert (status, "the engine is broken" in said) == (500, True)
+    assert proxy.chat(lab)[0] == 200
+    proxy.mode(lab, 8003, "ok")
+    # LiteLLM alone would have taken the model out, and answered 429.
+    assert proxy.chat(lab, "org/Lone")[0] == 200
+
+
+IDLE = """
+import socket, ssl, time
+context = ssl.create_default_context(cafile=CA)
+held = []
+for number in range(200):
+    raw = socket.create_connection(("role1", 443))
+    held.append(raw if number % 2 else context.wrap_socket(raw, server_hostname="role1"))
+time.sleep(12)
+print(sum(1 for one in held if one.recv(1000) is not None))
+"""
+
+
+def test_200_connections_that_never_send(lab):
+    script = IDLE.replace("CA", repr(str(proxy.WORK / "ca.pem")))
+    tool = [sys.executable, str(proxy.CHECKOUT / "tests/lab/lab.py"), "--lab", "mol_litellm_proxy", "run"]
+    with subprocess.Popen([*tool, sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as idle:
+        time.sleep(2)
+        assert {proxy.chat(lab)[0] for _unused in range(3)} == {200}
+        held, _unused = idle.communicate(timeout=60)
+    assert held.strip() == "200"
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+def test_a_body_of_100_mb(lab, version):
+    big = proxy.WORK / "big"
+    big.write_bytes(b" " * 100_000_000)
+    status, said = proxy.ask(lab, "/v1/chat/completions", version, "-H", "Expect:", "--data-binary", f"@{big}")
+    big.unlink()
+    assert (status, json.loads(said)["error"]["code"]) == (413, "413")
+
+
+def test_what_is_no_json_and_what_has_no_length(lab):
+    status, said = proxy.ask(lab, "/v1/chat/completions", "-d", '{"model":')
+    assert (status, "error" in json.loads(said)) == (400, True)
+    status, _said = proxy.ask(lab, "/v1/chat/completions", "-H", "Transfer-Encoding: chunked", "-d", "{}")
+    assert status == 411
+
+
+def made(path: Path, days: str, name: str) -> None:
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout"),
+            *(f"{path}.key", "-out", f"{path}.pem", "-days", days, "-subj", f"/CN={name}", "-addext"),
+            f"subjectAltName=DNS:{name},DNS:proxy.example.internal",
+        ],
+        check=True,
+        capture_output=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("days", "name", "key", "said"),
+    [
+        ("-1", "role1", "own", "The certificate has expired"),
+        ("30", "role9", "own", "The certificate is not for role1"),
+        ("30", "role1", "other", "do not belong together"),
+    ],
+)
+def test_a_certificate_that_clients_would_not_accept_is_refused_before_it_is_installed(lab, at, days, name, key, said):
+    before = at("role1").check_output("sha256sum /etc/vllm-proxy/*.pem /etc/vllm-proxy/haproxy.cfg")
+    made(proxy.WORK / "own", days, name)
+    made(proxy.WORK / "other", "30", "role1")
+    given = {
+        "litellm_proxy_certificate": (proxy.WORK / "own.pem").read_text(),
+        "litellm_proxy_certificate_key": (proxy.WORK / f"{key}.key").read_text(),
+    }
+    done = proxy.roll("-e", json.dumps(given))
+    assert done.returncode != 0
+    assert said in done.stdout + done.stderr
+    assert before == at("role1").check_output("sha256sum /etc/vllm-proxy/*.pem /etc/vllm-proxy/haproxy.cfg")
+    assert proxy.chat(lab)[0] == 200

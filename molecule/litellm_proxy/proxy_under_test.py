@@ -1,0 +1,101 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ask the proxy from outside, once or as a constant load whose every request is written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+WORK = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
+LOAD = Path(__file__).resolve().parent / "files" / "load.py"
+MASTER = "sk-master-sought-by-tests"
+LIMITED = "sk-limited-sought-by-tests"
+SECRETS = (
+    MASTER,
+    LIMITED,
+    "sk-over-sought-by-tests",
+    "sk-tomorrow-sought-by-tests",
+    "key-of-the-instances-sought-by-tests",
+)
+
+Lab = Callable[..., str]
+
+
+def ask(lab: Lab, path: str, *more: str, key: str = MASTER, body: dict[str, object] | None = None) -> tuple[int, str]:
+    """Status and body of one request, over TLS that trusts the proxy's own root alone; 0 where no answer came."""
+    command = ["curl", "-sS", "--max-time", "30", "--cacert", str(WORK / "ca.pem"), "-w", "\n%{http_code}", *more]
+    command += ["-H", f"Authorization: Bearer {key}"] if key else []
+    command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)] if body is not None else []
+    text, _unused, status = lab("run", *command, f"https://role1{path}").rpartition("\n")
+    return int(status), text
+
+
+def chat(lab: Lab, model: str = "tiny", key: str = MASTER, **more: object) -> tuple[int, str]:
+    """One chat completion."""
+    asked = {"model": model, "messages": [{"role": "user", "content": "hello"}], **more}
+    return ask(lab, "/v1/chat/completions", key=key, body=asked)
+
+
+def mode(lab: Lab, port: int, name: str) -> None:
+    """Break an instance, or mend it."""
+    lab("run", "curl", "-sS", "--max-time", "10", "-d", name, f"http://role2:{port}/mode")
+
+
+def servers(lab: Lab) -> dict[str, str]:
+    """What HAProxy says of the instances, by name."""
+    read = "import sys; sys.path.insert(0, '/tmp'); import haproxy_socket as h; from pathlib import Path;"
+    read += "print({s.name: s.status for s in h.servers(Path('/run/onprem-vllm-haproxy/admin.sock'))})"
+    module = CHECKOUT / "plugins/module_utils/haproxy_socket.py"
+    lab("exec", "role1", "sh", "-c", f"cat > /tmp/haproxy_socket.py <<'END'\n{module.read_text()}\nEND")
+    found: dict[str, str] = json.loads(lab("exec", "role1", "python3", "-c", read).replace("'", '"'))
+    return found
+
+
+def wait(what: str, done: Callable[[], bool], seconds: float = 20) -> float:
+    """Seconds until it was so."""
+    began = time.monotonic()
+    while not done():
+        assert time.monotonic() - began < seconds, f"{what}: not within {seconds:.0f} s"
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+@contextmanager
+def load() -> Iterator[list[dict[str, object]]]:
+    """Streams and single answers without a pause, while the block runs; afterwards every request is in the list."""
+    record, stop = WORK / "load.jsonl", WORK / "load.stop"
+    record.unlink(missing_ok=True)
+    stop.unlink(missing_ok=True)
+    tool = [sys.executable, str(CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "run"]
+    asked = [sys.executable, str(LOAD), "https://role1", str(WORK / "ca.pem"), MASTER, "tiny", str(record), str(stop)]
+    requests: list[dict[str, object]] = []
+    process = subprocess.Popen([*tool, *asked])
+    try:
+        wait("the load", lambda: record.exists() and len(record.read_text().splitlines()) > 10, 60)
+        yield requests
+        time.sleep(3)
+    finally:
+        stop.touch()
+        process.wait(60)
+    requests += [json.loads(line) for line in record.read_text().splitlines()]
+    assert {bool(one["stream"]) for one in requests} == {True, False}
+
+
+def failed(requests: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Those that were not answered whole."""
+    return [one for one in requests if one["status"] != 200 or one["error"]]
+
+
+def roll(*variables: str) -> subprocess.CompletedProcess[str]:
+    """The scenario's converge once more, as a person would change a variable."""
+    inventory = CHECKOUT / ".cache/lab" / os.environ["LAB"] / "inventory.yml"
+    command = ["ansible-playbook", "-i", str(inventory), str(Path(__file__).parent / "converge.yml"), *variables]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT)

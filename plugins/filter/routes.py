@@ -1,0 +1,51 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The routes of the proxy, from the plans of all hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from ansible.vars.hostvars import HostVars
+from ansible_collections.onprem.vllm.plugins.filter.plans import plans
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plain import plain
+from ansible_collections.onprem.vllm.plugins.plugin_utils.routes import compose_routes
+
+
+def routes(hostvars: HostVars, hosts: Iterable[str], proxies: Iterable[str]) -> dict[str, Any]:
+    """Compose the routes; ``hosts`` are those of group vllm, all of them whatever the run is limited to."""
+    found = plans(hostvars, hosts)
+    return compose_routes(
+        found,
+        {host: address(hostvars, host) for host in found},
+        {host: secrets(hostvars, host) for host in found},
+        {str(proxy): address(hostvars, proxy) for proxy in proxies},
+    )
+
+
+def address(hostvars: HostVars, host: str) -> str:
+    """Where the proxy, or a host's firewall, meets a host."""
+    return str(value(hostvars, host, "vllm_address") or value(hostvars, host, "ansible_host") or host)
+
+
+def secrets(hostvars: HostVars, host: str) -> dict[str, dict[str, str]]:
+    """A host's ``vllm_secrets``."""
+    found: dict[str, dict[str, str]] = value(hostvars, host, "vllm_secrets") or {}
+    return found
+
+
+def value(hostvars: HostVars, host: str, name: str) -> Any:
+    """A variable of a host as plain data, None where it is not set; see the filter plans for why not hostvars[host]."""
+    variables = {**hostvars.raw_get(host), "hostvars": hostvars}
+    if name not in variables:
+        return None
+    loader: DataLoader | None = getattr(hostvars, "_loader", None)
+    return plain(Templar(loader=loader, variables=variables).template(variables[name]))
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {"routes": routes}

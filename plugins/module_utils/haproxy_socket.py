@@ -1,0 +1,75 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""HAProxy's administration socket, which only root may open."""
+
+from __future__ import annotations
+
+import csv
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT_S = 10.0
+
+
+class SocketError(RuntimeError):
+    """HAProxy does not answer, or refused a command; the message says what it said."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server of a backend."""
+
+    backend: str
+    name: str
+    status: str  # UP, DOWN, DRAIN, MAINT, "UP 1/2" and so on
+    sessions: int  # requests that are under way
+
+    @property
+    def up(self) -> bool:
+        return self.status.startswith("UP")
+
+
+def ask(path: Path, command: str) -> str:
+    """The answer to one command.
+
+    Raises:
+        SocketError: nobody answers.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect(str(path))
+            connection.sendall(f"{command}\n".encode())
+            answer = b""
+            while piece := connection.recv(1 << 16):
+                answer += piece
+    except OSError as error:
+        raise SocketError(f"HAProxy does not answer on {path}: {error.strerror or error}") from error
+    return answer.decode(errors="replace").strip()
+
+
+def order(path: Path, command: str) -> None:
+    """Give an order that is silent where it is carried out.
+
+    Raises:
+        SocketError: it was not.
+    """
+    if said := ask(path, command):
+        raise SocketError(f"HAProxy refused {command!r}: {said}")
+
+
+def description(path: Path) -> str:
+    """``description`` of the configuration that the running process has read."""
+    lines = dict(line.partition(":")[::2] for line in ask(path, "show info").splitlines())
+    return lines.get("description", "").strip()
+
+
+def servers(path: Path, backend: str = "") -> list[Server]:
+    """All servers, or those of one backend."""
+    rows = csv.DictReader(ask(path, "show stat").removeprefix("# ").splitlines())
+    return [
+        Server(row["pxname"], row["svname"], row["status"], int(row["scur"] or 0))
+        for row in rows
+        if row["svname"] not in ("FRONTEND", "BACKEND") and row["pxname"] == (backend or row["pxname"])
+    ]

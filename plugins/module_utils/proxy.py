@@ -1,0 +1,507 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# pylint: disable=ansible-bad-function  # this logic runs without an AnsibleModule and its run_command
+"""The proxy of a host: HAProxy in front and behind, LiteLLM's processes between, changed one after the other.
+
+Each part carries a digest of what it was started with, so that a restart or reload that a dead run owed is found in
+the running process. Everything is looked at before the first file is written; LiteLLM's first process is the trial of
+a new configuration, and where it fails the files that ran before come back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import haproxy_socket
+from .atomic import write_file
+from .host_lock import HostLocked, host_lock
+from .proxy_certificate import Certificate, CertificateRefused, OwnCa, check
+from .systemd_environment import EnvironmentRefused, environment_text, read_environment
+from .systemd_unit import (
+    StartFailed,
+    SystemdError,
+    process_environment,
+    stop,
+    systemctl,
+    unit_state,
+    verify_unit,
+    wait_started,
+)
+
+DIGEST_VARIABLE = "ONPREM_VLLM_PROXY"
+DIGEST_MARK = "@digest@"
+HAPROXY = "onprem-vllm-haproxy.service"
+LITELLM = "onprem-vllm-litellm@{}.service"
+LITELLM_TEMPLATE = "onprem-vllm-litellm@.service"
+HIDDEN = "(hidden)"
+
+
+class ProxyFailed(RuntimeError):
+    """The proxy is not as it shall be; the message says what, where, what to do. No secret is in it."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Directories of the host."""
+
+    etc: Path = Path("/etc/vllm-proxy")
+    units: Path = Path("/etc/systemd/system")
+    runtime: Path = Path("/run/onprem-vllm-haproxy")
+    programs: Path = Path("/opt/vllm/libexec")
+
+    @property
+    def admin(self) -> Path:
+        """HAProxy's administration socket."""
+        return self.runtime / "admin.sock"
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """The proxy as it shall be; see the module's options."""
+
+    release: str
+    litellm_config: str
+    litellm_unit: str
+    litellm_auth: str
+    haproxy_config: str
+    haproxy_unit: str
+    haproxy_lua: str
+    program: str
+    environment: Mapping[str, str]
+    keys: Mapping[str, Mapping[str, object]]
+    models: tuple[str, ...]
+    ports: tuple[int, ...]
+    port: int
+    names: tuple[str, ...]
+    owner: tuple[int, int]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    certificate: Certificate | None = field(default=None, repr=False)
+    renew_days: int = 30
+    start_s: float = 120
+    answer_s: float = 60
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it shall be; ``shown`` is what a diff may show of it."""
+
+    path: Path
+    content: bytes
+    mode: int = 0o644
+    owner: tuple[int, int] = (0, 0)
+    shown: str = HIDDEN
+
+    def stands(self) -> bool:
+        """Whether it is there just so."""
+        try:
+            found = self.path.lstat()
+            return (
+                (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (self.mode, *self.owner)
+                and not self.path.is_symlink()
+                and self.path.read_bytes() == self.content
+            )
+        except OSError:
+            return False
+
+    def difference(self) -> dict[str, str]:
+        """Ansible's diff, without what nobody shall see."""
+        try:
+            before = self.path.read_bytes().decode(errors="replace") if self.shown != HIDDEN else f"{HIDDEN}\n"
+        except OSError:
+            before = ""
+        name = str(self.path)
+        after = f"{HIDDEN}, changed\n" if self.shown == HIDDEN else self.shown
+        return {"before_header": name, "after_header": name, "before": before, "after": after}
+
+
+def digest(*parts: bytes) -> str:
+    """12 hex digits over all parts."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part).digest())
+    return whole.hexdigest()[:12]
+
+
+class Host:
+    """The proxy on this host."""
+
+    def __init__(self, proxy: Proxy, places: Places | None = None) -> None:
+        self.proxy = proxy
+        self.places = places or Places()
+        self.ca = OwnCa(self.places.etc / "ca")
+
+    # -- what shall be there ------------------------------------------------------------------------------------------
+
+    def litellm_files(self) -> list[File]:
+        """What LiteLLM's processes read at their start, and the keys, which they read whenever they change.
+
+        Raises:
+            EnvironmentRefused: a variable that systemd would not pass on.
+        """
+        proxy, etc = self.proxy, self.places.etc
+        text = environment_text({**proxy.environment, **proxy.secrets})
+        mark = digest(
+            *(part.encode() for part in (text, proxy.litellm_config, proxy.litellm_auth, proxy.litellm_unit)),
+            proxy.release.encode(),
+        )
+        marked = environment_text({**proxy.environment, **proxy.secrets, DIGEST_VARIABLE: mark})
+        known = {
+            key: {name: entry[name] for name in ("team", "models", "expires")} for key, entry in proxy.keys.items()
+        }
+        keys = json.dumps(known, indent=1, sort_keys=True).encode()
+        return [
+            self._plain(etc / "litellm.yaml", proxy.litellm_config),
+            self._plain(etc / "onprem_vllm_keys.py", proxy.litellm_auth),
+            self._plain(self.places.units / LITELLM_TEMPLATE, proxy.litellm_unit),
+            self._plain(self.places.programs / "proxy.py", proxy.program),
+            File(etc / "environment", marked.encode(), 0o400),
+            File(etc / "keys.json", keys, 0o400, proxy.owner, keys.decode()),
+        ]
+
+    def haproxy_files(self, certificate: Certificate) -> list[File]:
+        """What HAProxy reads when it starts or reloads."""
+        proxy, etc = self.proxy, self.places.etc
+        limits = "".join(
+            f"{key} {entry['requests_per_minute']}\n"
+            for key, entry in sorted(proxy.keys.items())
+            if entry["requests_per_minute"]
+        )
+        teams = "".join(f"{key} {entry['team']}\n" for key, entry in sorted(proxy.keys.items()))
+        parts = (proxy.haproxy_config, limits, teams, proxy.haproxy_unit, proxy.haproxy_lua)
+        mark = digest(*(part.encode() for part in parts), certificate.pem)
+        return [
+            self._plain(etc / "haproxy.cfg", proxy.haproxy_config.replace(DIGEST_MARK, mark)),
+            self._plain(self.places.units / HAPROXY, proxy.haproxy_unit),
+            self._plain(etc / "too-large.lua", proxy.haproxy_lua),
+            File(etc / "limits.map", limits.encode(), 0o400, shown=limits),
+            File(etc / "teams.map", teams.encode(), 0o400, shown=teams),
+            File(etc / "certificate.pem", certificate.pem, 0o400),
+        ]
+
+    @staticmethod
+    def _plain(path: Path, text: str) -> File:
+        return File(path, text.encode(), shown=text)
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def running_digest(self, port: int) -> str | None:
+        """What the process of a port was started with, None where it does not run."""
+        state = unit_state(LITELLM.format(port))
+        if state.active != "active" or not state.main_pid:
+            return None
+        return process_environment(state.main_pid, DIGEST_VARIABLE) or ""
+
+    def haproxy_digest(self) -> str | None:
+        """What HAProxy has read, None where it does not run."""
+        try:
+            return haproxy_socket.description(self.places.admin)
+        except haproxy_socket.SocketError:
+            return None
+
+    def others(self) -> list[str]:
+        """Processes of ours that shall be no more."""
+        wanted = {LITELLM.format(port) for port in self.proxy.ports}
+        links = (self.places.units / "multi-user.target.wants").glob(LITELLM.format("*"))
+        return sorted(path.name for path in links if path.name not in wanted)
+
+    # -- the change ---------------------------------------------------------------------------------------------------
+
+    def certificate(self, *, issue: bool) -> tuple[Certificate | None, str]:
+        """The certificate to serve with, and why a new one is issued; None where check mode may not issue the first.
+
+        Raises:
+            CertificateRefused: a given one that clients would not accept.
+        """
+        given = self.proxy.certificate
+        if given is not None:
+            check(given, self.proxy.names)
+            return given, ""
+        due = self.ca.due(self.proxy.names, self.proxy.renew_days)
+        if due and issue:
+            return self.ca.issue(self.proxy.names), due
+        return self.ca.issued(), due
+
+    def validate(self, files: Sequence[File]) -> None:
+        """Let HAProxy and systemd read everything before any of it counts.
+
+        Raises:
+            ProxyFailed: HAProxy refuses its configuration; the message quotes it.
+            SystemdError: systemd refuses a unit.
+        """
+        etc = str(self.places.etc)
+        with tempfile.TemporaryDirectory(prefix="onprem-vllm-") as directory:
+            for file in files:
+                if file.path.parent == self.places.etc:
+                    content = file.content
+                    if file.path.name == "haproxy.cfg":
+                        content = content.replace(f"{etc}/".encode(), f"{directory}/".encode())
+                    write_file(Path(directory, file.path.name), content, 0o600)
+            try:
+                done = subprocess.run(
+                    ["haproxy", "-c", "-q", "-f", f"{directory}/haproxy.cfg"],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+                )
+            except OSError as error:
+                raise ProxyFailed(f"haproxy cannot be run ({error.strerror}): install the package haproxy.") from error
+        if done.returncode:
+            raise ProxyFailed(f"HAProxy does not accept its configuration:\n{done.stderr.strip()}")
+        for file in files:
+            if file.path.parent == self.places.units:
+                verify_unit(file.path.name.replace("@.", "@1."), file.content.decode())
+
+    def front(self, files: Sequence[File]) -> str:
+        """Bring HAProxy to what its files say; what was done, empty for nothing."""
+        wanted = _mark(files)
+        write(files)
+        _reload_where_stale(HAPROXY)
+        systemctl("enable", "--quiet", HAPROXY)
+        if self.haproxy_digest() == wanted:
+            return ""
+        if unit_state(HAPROXY).active == "active":
+            systemctl("reload", HAPROXY)
+            done = "reloaded"
+        else:
+            before = unit_state(HAPROXY)
+            if before.loaded:
+                systemctl("reset-failed", HAPROXY)
+            systemctl("restart", "--no-block", HAPROXY)
+            wait_started(HAPROXY, 60, before.invocation)
+            done = "started"
+        if not _within(20, lambda: self.haproxy_digest() == wanted):
+            raise ProxyFailed(f"HAProxy was {done} and still has its old configuration: journalctl -u {HAPROXY}")
+        return done
+
+    def processes(self, files: Sequence[File]) -> list[str]:
+        """Bring LiteLLM's processes to what their files say, one after the other; the units that were restarted.
+
+        Raises:
+            ProxyFailed: the new configuration does not start; what ran before runs again.
+        """
+        before = {file.path: file.path.read_bytes() for file in files if file.path.is_file()}
+        wanted = read_environment(_named(files, "environment").decode())[DIGEST_VARIABLE]
+        write(files)
+        _reload_where_stale(LITELLM.format(self.proxy.ports[0]))
+        due = [port for port in self.proxy.ports if self.running_digest(port) != wanted]
+        # Where none serves there is none to wait for: they load side by side.
+        together = all(self.running_digest(port) is None for port in self.proxy.ports)
+        started = []
+        for group in [due] if together else [[port] for port in due]:
+            try:
+                self._start(group)
+            except StartFailed as error:
+                message = without_secrets(str(error), self.proxy.secrets)
+                if not together and group[0] == due[0] and before:
+                    self._back(files, before, due[0])
+                    message += "\nThe files that ran before were brought back. Correct the cause and run again."
+                raise ProxyFailed(f"LiteLLM does not start: {message}") from None
+            started += [LITELLM.format(port) for port in group]
+        return started
+
+    def _start(self, ports: Sequence[int]) -> None:
+        earlier = {}
+        for port in ports:
+            unit = LITELLM.format(port)
+            state = unit_state(unit)
+            earlier[unit] = state.invocation
+            systemctl("enable", "--quiet", unit)
+            if state.active == "failed":
+                systemctl("reset-failed", unit)
+            systemctl("restart", "--no-block", unit)
+        for unit, invocation in earlier.items():
+            wait_started(unit, self.proxy.start_s + 30, invocation)
+        names = {str(port) for port in ports}
+        # The next process goes down only when HAProxy asks this one again.
+        if not _within(20, lambda: names <= {one.name for one in self._servers() if one.up}):
+            raise StartFailed(f"HAProxy does not reach LiteLLM on {', '.join(sorted(names))}")
+
+    def _servers(self) -> list[haproxy_socket.Server]:
+        try:
+            return haproxy_socket.servers(self.places.admin, "litellm")
+        except haproxy_socket.SocketError:
+            return []
+
+    def _back(self, files: Sequence[File], before: Mapping[Path, bytes], port: int) -> None:
+        for file in files:
+            if file.path in before:
+                write_file(file.path, before[file.path], file.mode, file.owner)
+        systemctl("daemon-reload")
+        with suppress(StartFailed):
+            self._start([port])
+
+    def answers(self) -> dict[str, object]:
+        """Seconds that each model took to answer a completion through the front door, or what came instead."""
+        return {model: self._answer(model) for model in self.proxy.models}
+
+    def _answer(self, model: str) -> object:
+        until = time.monotonic() + self.proxy.answer_s
+        while True:
+            began = time.monotonic()
+            try:
+                found = self._ask(model)
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                found = str(error) or type(error).__name__
+            if not found:
+                return round(time.monotonic() - began, 3)
+            if time.monotonic() >= until:
+                return without_secrets(found, self.proxy.secrets)
+            time.sleep(1)
+
+    def _ask(self, model: str) -> str:
+        """Empty where the model answered, else what came. The certificate must be the very one that was installed."""
+        installed = (self.places.etc / "certificate.pem").read_text(encoding="utf-8")
+        leaf = installed[installed.index("-----BEGIN CERT") : installed.index("-----END CERT") + 25]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # compared as a whole below
+        connection = http.client.HTTPSConnection("127.0.0.1", self.proxy.port, timeout=60, context=context)
+        try:
+            connection.connect()
+            served = connection.sock.getpeercert(binary_form=True)
+            if served != ssl.PEM_cert_to_DER_cert(leaf.strip()):
+                return "another certificate is served than was installed"
+            body = json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 1})
+            key = self.proxy.secrets.get("LITELLM_MASTER_KEY", "")
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+            connection.request("POST", "/v1/completions", body, headers)
+            answer = connection.getresponse()
+            content = answer.read(2000).decode(errors="replace")
+        finally:
+            connection.close()
+        return "" if answer.status == 200 else f"status {answer.status}: {content[:300]}"
+
+
+def bring_about(host: Host, *, check_mode: bool) -> dict[str, object]:
+    """Make the proxy what it shall be, or predict it; what the module returns.
+
+    Raises:
+        ProxyFailed: refused, not started, or a model does not answer.
+    """
+    try:
+        if check_mode:
+            return _carry_out(host, check_mode=True)
+        with host_lock("proxy"):
+            return _carry_out(host, check_mode=False)
+    except (CertificateRefused, EnvironmentRefused, HostLocked, StartFailed, SystemdError, OSError) as error:
+        raise ProxyFailed(without_secrets(str(error), host.proxy.secrets)) from None
+    except haproxy_socket.SocketError as error:
+        raise ProxyFailed(str(error)) from None
+
+
+def _carry_out(host: Host, *, check_mode: bool) -> dict[str, object]:
+    certificate, issued = host.certificate(issue=not check_mode)
+    litellm = host.litellm_files()
+    haproxy = host.haproxy_files(certificate) if certificate is not None else []
+    changed = [file for file in [*haproxy, *litellm] if not file.stands()]
+    others = host.others()
+    result: dict[str, object] = {
+        "issued": issued,
+        "stopped": others,
+        "diff": [file.difference() for file in changed],
+        "ca": host.ca.root.read_text(encoding="utf-8") if host.ca.root.is_file() else "",
+    }
+    if check_mode:
+        wanted = read_environment(_named(litellm, "environment").decode())[DIGEST_VARIABLE]
+        due = [LITELLM.format(port) for port in host.proxy.ports if host.running_digest(port) != wanted]
+        reload = not haproxy or host.haproxy_digest() != _mark(haproxy)
+        return {
+            **result,
+            "restarted": due,
+            "changed": bool(changed or others or due or reload or issued),
+            "answers": {},
+        }
+    program = Path(host.proxy.release, "bin", "litellm")
+    if not os.access(program, os.X_OK) or not Path(host.proxy.release, "manifest.json").is_file():
+        raise ProxyFailed(f"The release {host.proxy.release} is missing or not whole; install it first (role uv_venv).")
+    host.validate([*haproxy, *litellm])
+    front = host.front(haproxy)
+    restarted = host.processes(litellm)
+    for unit in others:
+        stop(unit)
+        systemctl("disable", "--quiet", unit)
+    answers = host.answers()
+    result |= {"restarted": restarted, "haproxy": front, "answers": answers}
+    result["changed"] = bool(changed or others or restarted or front or issued)
+    if silent := {name: said for name, said in answers.items() if isinstance(said, str)}:
+        lines = "".join(f"\n  {name}: {said}" for name, said in silent.items())
+        raise ProxyFailed(
+            f"Everything is in place, and these models do not answer through the proxy:{lines}\n"
+            "Look at their instances (site.yml on group vllm), and at their firewall (vllm_instance_networks)."
+        )
+    return result
+
+
+def remove(places: Places, *, check_mode: bool) -> bool:
+    """Take everything back but the release; whether there was something."""
+    units = [*places.units.glob(LITELLM.format("*")), places.units / HAPROXY]
+    wants = places.units / "multi-user.target.wants"
+    links = [*wants.glob(LITELLM.format("*")), wants / HAPROXY]
+    found = places.etc.is_dir() or any(path.exists() or path.is_symlink() for path in [*units, *links])
+    if check_mode or not found:
+        return found
+    with host_lock("proxy (removing)"):
+        for link in links:
+            if link.is_symlink():
+                stop(link.name)
+                link.unlink()
+        for path in units:
+            path.unlink(missing_ok=True)
+        systemctl("daemon-reload")
+        (places.programs / "proxy.py").unlink(missing_ok=True)
+        with suppress(OSError):
+            places.programs.rmdir()
+        shutil.rmtree(places.etc, ignore_errors=True)
+    return True
+
+
+def write(files: Sequence[File]) -> None:
+    """Put the files that are not as they shall be in place."""
+    for file in files:
+        if not file.stands():
+            file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            write_file(file.path, file.content, file.mode, file.owner)
+
+
+def without_secrets(text: str, secrets: Mapping[str, str]) -> str:
+    """``text`` with the value of every secret replaced."""
+    for value in sorted(filter(None, secrets.values()), key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return text
+
+
+def _reload_where_stale(unit: str) -> None:
+    state = unit_state(unit)
+    if state.stale or not state.loaded:
+        systemctl("daemon-reload")
+
+
+def _named(files: Sequence[File], name: str) -> bytes:
+    return next(file.content for file in files if file.path.name == name)
+
+
+def _mark(files: Sequence[File]) -> str:
+    """The digest that HAProxy's configuration carries."""
+    line = next(line for line in _named(files, "haproxy.cfg").decode().splitlines() if "description " in line)
+    return line.split()[-1]
+
+
+def _within(seconds: float, done: Callable[[], bool]) -> bool:
+    until = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.2)
+    return True

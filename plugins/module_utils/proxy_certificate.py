@@ -1,0 +1,168 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# pylint: disable=ansible-bad-function  # this logic runs without an AnsibleModule and its run_command
+"""The certificate of the proxy: a given one, looked at before it counts, or one of a CA that lives on this host."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import secrets
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .atomic import write_file
+
+# Longer-lived ones are refused by browsers and by Apple's systems.
+LEAF_DAYS = 397
+CA_DAYS = 3650
+_EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+class CertificateRefused(ValueError):
+    """A certificate that clients would not accept; the message says what is wrong with it and what to do."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate with its chain, leaf first, and its key, both PEM."""
+
+    chain: str
+    key: str
+
+    @property
+    def pem(self) -> bytes:
+        """Both in one text, as HAProxy reads it."""
+        return f"{self.chain.strip()}\n{self.key.strip()}\n".encode()
+
+
+def check(certificate: Certificate, names: Sequence[str]) -> None:
+    """Refuse what clients would not accept.
+
+    Raises:
+        CertificateRefused: the key is another one's, it is not valid now, or not for all of ``names``.
+    """
+    with tempfile.TemporaryDirectory(prefix="onprem-vllm-") as directory:
+        path = Path(directory, "certificate.pem")
+        write_file(path, certificate.pem, 0o600)
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path)
+        except ssl.SSLError as error:
+            raise CertificateRefused(
+                f"The certificate and its key do not belong together, or one of them is no PEM ({error.reason}). Give "
+                "litellm_proxy_certificate with the leaf first, and the key it was issued for."
+            ) from None
+        ends = _openssl("x509", "-in", str(path), "-noout", "-enddate").partition("=")[2].strip()
+        begins = _openssl("x509", "-in", str(path), "-noout", "-startdate").partition("=")[2].strip()
+        now = time.time()
+        if now >= ssl.cert_time_to_seconds(ends):
+            raise CertificateRefused(f"The certificate has expired: it was valid until {ends}. Have it renewed.")
+        if now < ssl.cert_time_to_seconds(begins):
+            raise CertificateRefused(f"The certificate is not valid before {begins}; look at this host's clock, too.")
+        wrong = [name for name in names if not _is_for(path, name)]
+        if wrong:
+            raise CertificateRefused(
+                f"The certificate is not for {', '.join(wrong)}. Have one issued for all of litellm_proxy_names, or "
+                "correct that list."
+            )
+
+
+def _is_for(path: Path, name: str) -> bool:
+    option = "-checkip" if _is_address(name) else "-checkhost"
+    return "does match" in _openssl("x509", "-in", str(path), "-noout", option, name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class OwnCa:
+    """A CA whose key never leaves this host; ``directory`` is root's alone."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.root = directory / "root.pem"
+
+    def issued(self) -> Certificate | None:
+        """The certificate that was issued last."""
+        try:
+            found = json.loads((self.directory / "issued.json").read_text(encoding="utf-8"))
+            return Certificate(str(found["chain"]), str(found["key"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def due(self, names: Sequence[str], renew_days: int) -> str:
+        """Why a certificate must be issued, empty where the last one is good for a while."""
+        last = self.issued()
+        if last is None or not self.root.is_file():
+            return "there is none yet"
+        try:
+            check(last, names)
+        except CertificateRefused as error:
+            return str(error)
+        with tempfile.TemporaryDirectory(prefix="onprem-vllm-") as directory:
+            path = Path(directory, "leaf.pem")
+            path.write_text(last.chain, encoding="utf-8")
+            soon = _openssl("x509", "-in", str(path), "-noout", "-checkend", str(renew_days * 86400))
+        return f"it expires within {renew_days} days" if "will expire" in soon else ""
+
+    def issue(self, names: Sequence[str]) -> Certificate:
+        """A new certificate for ``names``, from the CA, which is made where there is none."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".issuing-", dir=self.directory) as scratch:
+            beside = Path(scratch)
+            root_key = self.directory / "root.key"
+            if not self.root.is_file() or not root_key.is_file():
+                _openssl(
+                    *("req", "-x509", *_EC, "-keyout", str(beside / "root.key"), "-out", str(beside / "root.pem")),
+                    *("-days", str(CA_DAYS), "-subj", f"/CN=CA of the proxy {names[0]}"),
+                    *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
+                )
+                write_file(root_key, (beside / "root.key").read_bytes(), 0o400)
+                write_file(self.root, (beside / "root.pem").read_bytes(), 0o444)
+            alternatives = ",".join(f"{'IP' if _is_address(name) else 'DNS'}:{name}" for name in names)
+            extensions = beside / "extensions"
+            extensions.write_text(
+                f"basicConstraints=critical,CA:FALSE\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
+                f"subjectAltName={alternatives}\n",
+                encoding="utf-8",
+            )
+            request, key, leaf = beside / "request.pem", beside / "leaf.key", beside / "leaf.pem"
+            subject = f"/CN={names[0]}" if len(names[0]) <= 64 else "/CN=proxy"
+            _openssl("req", "-new", *_EC, "-keyout", str(key), "-out", str(request), "-subj", subject)
+            _openssl(
+                *("x509", "-req", "-in", str(request), "-CA", str(self.root), "-CAkey", str(root_key)),
+                *("-set_serial", f"0x{secrets.token_hex(16)}", "-days", str(LEAF_DAYS)),
+                *("-extfile", str(extensions), "-out", str(leaf)),
+            )
+            made = Certificate(leaf.read_text(encoding="utf-8"), key.read_text(encoding="utf-8"))
+        content = json.dumps({"chain": made.chain, "key": made.key}).encode()
+        write_file(self.directory / "issued.json", content, 0o400)
+        return made
+
+
+def _openssl(*words: str) -> str:
+    """What openssl says, status 1 of a check included.
+
+    Raises:
+        CertificateRefused: it is missing or failed.
+    """
+    try:
+        done = subprocess.run(
+            ["openssl", *words], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+    except OSError as error:
+        raise CertificateRefused(f"openssl cannot be run ({error.strerror}): install the package openssl.") from error
+    is_check = any(word in words for word in ("-checkhost", "-checkip", "-checkend"))
+    if done.returncode and not is_check:
+        raise CertificateRefused(f"openssl {words[0]} failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,90 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The steps of the proxy's units; standard library only.
+
+``proxy.py ready PORT SECONDS`` waits until LiteLLM on PORT lists every model of ONPREM_VLLM_MODELS to the master key.
+``proxy.py keep-state SOCKET FILE`` writes down which servers HAProxy calls up, down or drained, for its next process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+
+def main(words: list[str]) -> int:
+    """Run one step; its exit status is systemd's verdict."""
+    if len(words) == 3 and words[0] == "ready":
+        return ready(int(words[1]), float(words[2]))
+    if len(words) == 3 and words[0] == "keep-state":
+        return keep_state(words[1], Path(words[2]))
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+def ready(port: int, seconds: float) -> int:
+    """0 once the models are listed, 1 where the main process ended or time is up."""
+    wanted = set(json.loads(os.environ["ONPREM_VLLM_MODELS"]))
+    key = os.environ["LITELLM_MASTER_KEY"]
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers={"Authorization": f"Bearer {key}"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    until = time.monotonic() + seconds
+    said = "nothing"
+    while time.monotonic() < until:
+        # systemd 252 waits for this step even when the main process has died.
+        if not Path(f"/proc/{os.environ.get('MAINPID', 'self')}").exists():
+            print("proxy: LiteLLM ended before it answered; the lines above say why", file=sys.stderr)
+            return 1
+        try:
+            with opener.open(asked, timeout=10) as answer:
+                missing = wanted - {entry["id"] for entry in json.load(answer)["data"]}
+            if not missing:
+                warm_up(opener, port, key, sorted(wanted))
+                return 0
+            said = f"its list of models lacks {', '.join(sorted(missing))}"
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            said = str(error)
+        time.sleep(0.25)
+    print(f"proxy: LiteLLM was not ready after {seconds:.0f} s: {said}", file=sys.stderr)
+    return 1
+
+
+def warm_up(opener: urllib.request.OpenerDirector, port: int, key: str, models: list[str]) -> None:
+    """One request before clients send any: LiteLLM loads half of its code with the first one, which took 4 to 9 s.
+
+    Whatever is answered, also that no instance is there.
+    """
+    for model in models[:1]:
+        body = json.dumps({"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "hello"}]}).encode()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", body, headers)
+        try:
+            with opener.open(asked, timeout=30) as answer:
+                answer.read()
+        except OSError as error:
+            print(f"proxy: warm-up: {error}")
+
+
+def keep_state(path: str, file: Path) -> int:
+    """Without it a reload calls every server up, dead and drained ones as well, until it has asked them."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(10)
+        connection.connect(path)
+        connection.sendall(b"show servers state\n")
+        state = b""
+        while piece := connection.recv(1 << 16):
+            state += piece
+    beside = file.with_suffix(".new")
+    beside.write_bytes(state)
+    beside.replace(file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

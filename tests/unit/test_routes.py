@@ -1,0 +1,138 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Routes: one model name, every instance that serves it, and nothing that the proxy could not reach."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
+from ansible_collections.onprem.vllm.plugins.plugin_utils.routes import compose_routes, key_variable, route_keys, slug
+
+KEY = "the-key-of-the-instances"
+
+
+def variables(**more: Any) -> dict[str, Any]:
+    return {
+        "vllm_mirror_url": "http://mirror1",
+        "vllm_instance_networks": ["10.0.0.9", "fd00::/64"],
+        "vllm_client_networks": ["10.1.0.0/16"],
+        "vllm_release": "0.28.0-cpu",
+        "vllm_models": {"tiny": {"directory": "/srv/tiny"}},
+        "vllm_instances": {"a": {"profile": "tiny-cpu", "model": "tiny", "port": 8000}},
+        "vllm_host_overrides": {"served_model_name": "tiny"},
+        "vllm_secrets": {"a": {"VLLM_API_KEY": KEY}},
+        **more,
+    }
+
+
+def routed(
+    hosts: dict[str, dict[str, Any]],
+    addresses: dict[str, str] | None = None,
+    proxies: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    plans = {host: compose_plan(host, ["vllm"], given) for host, given in hosts.items()}
+    return compose_routes(
+        plans,
+        {host: (addresses or {}).get(host, host) for host in hosts},
+        {host: given["vllm_secrets"] for host, given in hosts.items()},
+        {"proxy1": "10.0.0.9"} if proxies is None else proxies,
+    )
+
+
+def problems(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one["where"], one["what"]) for one in found["problems"]]
+
+
+def test_one_name_leads_to_all_instances_that_serve_it():
+    other = {"a": {"profile": "tiny-cpu", "model": "tiny", "port": 8000, "served_model_name": "org/Other"}}
+    six = {"a": {"profile": "tiny-cpu", "model": "tiny", "port": 8001, "host": "::"}}
+    found = routed(
+        {"gpu2": variables(), "gpu1": variables(vllm_instances=six), "gpu3": variables(vllm_instances=other)},
+        {"gpu1": "fd00::21", "gpu2": "10.0.0.22"},
+    )
+    assert found["problems"] == []
+    lone, tiny = sorted(found["models"], key=lambda model: model["name"])
+    assert (tiny["name"], tiny["slug"], tiny["key"]) == ("tiny", "tiny", "BACKEND_KEY_TINY")
+    assert tiny["servers"] == [
+        {"name": "gpu1-a", "host": "gpu1", "address": "fd00::21", "port": 8001},
+        {"name": "gpu2-a", "host": "gpu2", "address": "10.0.0.22", "port": 8000},
+    ]
+    assert (lone["name"], [one["host"] for one in lone["servers"]]) == ("org/Other", ["gpu3"])
+
+
+def test_no_key_is_in_the_routes_and_all_are_in_the_keys():
+    given = {"gpu1": variables()}
+    assert KEY not in json.dumps(routed(given))
+    plans = {"gpu1": compose_plan("gpu1", ["vllm"], given["gpu1"])}
+    assert route_keys(plans, {"gpu1": given["gpu1"]["vllm_secrets"]}) == {"BACKEND_KEY_TINY": KEY}
+    assert routed({"gpu1": variables(vllm_secrets={})})["models"][0]["key"] is None
+
+
+def test_names_of_different_models_never_meet():
+    names = ["glm-5", "GLM-5", "glm 5", "org/glm-5", "org-glm-5", "glm-5.2", "glm-5-2"]
+    assert len({slug(name) for name in names}) == len({key_variable(name) for name in names}) == len(names)
+    assert slug("glm-5") == "glm-5"
+
+
+@pytest.mark.parametrize(
+    ("changes", "address", "where", "what"),
+    [
+        ({"vllm_instance_networks": None}, "gpu1", "vllm_instance_networks", "past the proxy"),
+        ({"vllm_instance_networks": ["10.0.0.8"]}, "gpu1", "gpu1: vllm_instances.a.networks", "do not hold 10.0.0.9"),
+        ({}, "fd00::21", "gpu1: vllm_instances.a.host", "is 0.0.0.0, and the proxy comes by IPv6"),
+        ({"vllm_group_overrides": {"host": "127.0.0.1"}}, "gpu1", "gpu1: vllm_instances.a.host", "cannot reach it"),
+        (
+            {"vllm_group_overrides": {"serve": {"ssl-certfile": "/x.pem"}}},
+            "gpu1",
+            "gpu1: vllm_instances.a.serve",
+            "TLS",
+        ),
+        ({"vllm_instances": {}, "vllm_secrets": {}}, "gpu1", "vllm_instances", "no host has any"),
+    ],
+)
+def test_what_the_proxy_cannot_serve_is_named(changes, address, where, what):
+    given = {name: value for name, value in variables(**changes).items() if value is not None}
+    found = problems(routed({"gpu1": given}, {"gpu1": address}))
+    assert len(found) == 1, found
+    assert found[0][0].startswith(where)
+    assert what in found[0][1]
+
+
+def test_instances_of_a_model_have_one_key():
+    found = routed({"gpu1": variables(), "gpu2": variables(vllm_secrets={"a": {"VLLM_API_KEY": "another-key"}})})
+    [(where, what)] = problems(found)
+    assert "gpu1: vllm_instances.a, gpu2: vllm_instances.a" in where
+    assert "with different keys" in what
+    assert "another-key" not in json.dumps(found)
+
+
+def test_an_address_of_its_own_is_where_an_instance_is_reached():
+    own = variables(vllm_group_overrides={"host": "10.0.7.7"})
+    assert routed({"gpu1": own})["models"][0]["servers"][0]["address"] == "10.0.7.7"
+
+
+def test_without_a_proxy_clients_reach_the_instances():
+    given = {name: value for name, value in variables().items() if name != "vllm_instance_networks"}
+    assert routed({"gpu1": given}, proxies={})["problems"] == []
+    assert compose_plan("gpu1", ["vllm"], given)["firewall"]["ports"][0]["networks"] == ["10.1.0.0/16"]
+
+
+def test_the_proxy_s_own_plan():
+    plan = compose_plan("proxy1", ["proxy"], variables())
+    assert plan["problems"] == []
+    assert plan["roles"] == ["preflight", "host_base", "uv_venv", "nftables", "litellm_proxy"]
+    assert [release["litellm"] for release in plan["releases"]] == ["1.108.7"]
+    assert {"haproxy", "openssl", "nftables", "python3.12"} == {package["name"] for package in plan["packages"]}
+    assert plan["firewall"]["ports"] == [{"port": 443, "protocol": "tcp", "networks": ["10.1.0.0/16"], "for": "proxy"}]
+    wrong = compose_plan("proxy1", ["proxy"], variables(litellm_proxy_release="0.28.0-cpu", vllm_client_networks=[]))
+    assert [(one["where"], one["what"]) for one in wrong["problems"]] == [
+        ("litellm_proxy_release", "release 0.28.0-cpu is one of vllm"),
+        ("vllm_client_networks", "is empty: nobody could reach the proxy through its firewall"),
+    ]
+    swapped = compose_plan("gpu1", ["vllm"], variables(vllm_release="litellm-1.108.7"))
+    assert ("vllm_release", "release litellm-1.108.7 is one of litellm") in [
+        (one["where"], one["what"]) for one in swapped["problems"]
+    ]
