@@ -16,6 +16,9 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 WORK = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
 LOAD = Path(__file__).resolve().parent / "files" / "load.py"
+# Where another scenario asks.
+FRONT = "role1"
+MODEL = "tiny"
 MASTER = "sk-master-sought-by-tests"
 LIMITED = "sk-limited-sought-by-tests"
 SECRETS = (
@@ -34,13 +37,13 @@ def ask(lab: Lab, path: str, *more: str, key: str = MASTER, body: dict[str, obje
     command = ["curl", "-sS", "--max-time", "30", "--cacert", str(WORK / "ca.pem"), "-w", "\n%{http_code}", *more]
     command += ["-H", f"Authorization: Bearer {key}"] if key else []
     command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)] if body is not None else []
-    text, _unused, status = lab("run", *command, f"https://role1{path}").rpartition("\n")
+    text, _unused, status = lab("run", *command, f"https://{FRONT}{path}").rpartition("\n")
     return int(status), text
 
 
-def chat(lab: Lab, model: str = "tiny", key: str = MASTER, **more: object) -> tuple[int, str]:
+def chat(lab: Lab, model: str = "", key: str = MASTER, **more: object) -> tuple[int, str]:
     """One chat completion."""
-    asked = {"model": model, "messages": [{"role": "user", "content": "hello"}], **more}
+    asked = {"model": model or MODEL, "messages": [{"role": "user", "content": "hello"}], **more}
     return ask(lab, "/v1/chat/completions", key=key, body=asked)
 
 
@@ -54,8 +57,8 @@ def servers(lab: Lab) -> dict[str, str]:
     read = "import sys; sys.path.insert(0, '/tmp'); import haproxy_socket as h; from pathlib import Path;"
     read += "print({s.name: s.status for s in h.servers(Path('/run/onprem-vllm-haproxy/admin.sock'))})"
     module = CHECKOUT / "plugins/module_utils/haproxy_socket.py"
-    lab("exec", "role1", "sh", "-c", f"cat > /tmp/haproxy_socket.py <<'END'\n{module.read_text()}\nEND")
-    found: dict[str, str] = json.loads(lab("exec", "role1", "python3", "-c", read).replace("'", '"'))
+    lab("exec", FRONT, "sh", "-c", f"cat > /tmp/haproxy_socket.py <<'END'\n{module.read_text()}\nEND")
+    found: dict[str, str] = json.loads(lab("exec", FRONT, "python3", "-c", read).replace("'", '"'))
     return found
 
 
@@ -75,7 +78,7 @@ def load() -> Iterator[list[dict[str, object]]]:
     record.unlink(missing_ok=True)
     stop.unlink(missing_ok=True)
     tool = [sys.executable, str(CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "run"]
-    asked = [sys.executable, str(LOAD), "https://role1", str(WORK / "ca.pem"), MASTER, "tiny", str(record), str(stop)]
+    asked = [sys.executable, str(LOAD), f"https://{FRONT}", str(WORK / "ca.pem"), MASTER, MODEL, str(record), str(stop)]
     requests: list[dict[str, object]] = []
     process = subprocess.Popen([*tool, *asked])
     try:

@@ -28,10 +28,10 @@ def _whole(lab):
 
 
 def test_planned_changes_lose_no_request(at):
-    """A new key for the instances' model list would be a reload; here both happen: a certificate and LiteLLM's unit."""
+    """A new certificate, which is a reload, LiteLLM's processes restarted, and one more reload."""
     before = at("role1").check_output("openssl x509 -noout -serial -in /etc/vllm-proxy/certificate.pem")
     with proxy.load() as requests:
-        done = proxy.roll("-e", "litellm_proxy_renew_days=396", "-e", "litellm_proxy_memory_max=3G")
+        done = proxy.roll("-e", "litellm_proxy_renew_days=398", "-e", "litellm_proxy_memory_max=3G")
         assert done.returncode == 0, done.stdout
         at("role1").check_output("systemctl reload onprem-vllm-haproxy")
     assert before != at("role1").check_output("openssl x509 -noout -serial -in /etc/vllm-proxy/certificate.pem")

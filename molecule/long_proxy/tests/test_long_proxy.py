@@ -1,0 +1,72 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Two vLLM instances of one model behind the proxy, and clients that ask without a pause while things change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "litellm_proxy"))
+import proxy_under_test as proxy
+
+proxy.FRONT, proxy.MODEL = "proxy1", "tiny-qwen3"
+INSTANCES = {"glm1-glm", "l40s1-gemma"}
+START_SECONDS = 400
+
+
+def test_both_instances_serve_the_model_and_neither_without_its_key(lab):
+    assert {name for name, status in proxy.servers(lab).items() if status == "UP"} >= INSTANCES
+    status, listing = proxy.ask(lab, "/v1/models")
+    assert (status, [one["id"] for one in json.loads(listing)["data"]]) == (200, ["tiny-qwen3"])
+    assert proxy.chat(lab, max_tokens=4)[0] == 200
+    assert proxy.ask(lab, "/v1/models", key="sk-nobody-knows-this-one")[0] == 401
+    get = "curl --silent --output /dev/null --max-time 5 --write-out %{http_code} http://glm1:8000/v1/models"
+    assert lab("run", "sh", "-c", get) == "401"
+
+
+def roll(*variables: str) -> subprocess.CompletedProcess[str]:
+    """site.yml on the proxy alone, as a person changes it."""
+    lab_inventory = proxy.CHECKOUT / ".cache/lab/mol_long_proxy/inventory.yml"
+    inventories = [proxy.CHECKOUT / "inventory/lab", Path(__file__).parents[1] / "hosts.yml", lab_inventory]
+    command = ["ansible-playbook", *[f"-i{path}" for path in inventories], "site.yml", "--limit", "proxy", *variables]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=proxy.CHECKOUT)
+
+
+def test_a_change_of_the_proxy_loses_no_request_and_limit_keeps_all_instances(lab):
+    with proxy.load() as requests:
+        done = roll("-e", "litellm_proxy_memory_max=3G", "-e", "litellm_proxy_renew_days=398")
+        assert done.returncode == 0, done.stdout
+    assert "changed=1" in done.stdout
+    assert proxy.failed(requests) == []
+    assert set(proxy.servers(lab)) >= INSTANCES
+
+
+def back(lab, name: str) -> None:
+    proxy.wait(f"{name} back", lambda: proxy.servers(lab)[name] == "UP", START_SECONDS)
+
+
+def test_a_restart_of_an_instance_loses_no_request(lab, at):
+    """Without drain: vLLM answers what it has, and what comes meanwhile goes to the other instance."""
+    with proxy.load() as requests:
+        at("glm1").check_output("systemctl restart --no-block vllm-glm")
+        proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["glm1-glm"], 90)
+        time.sleep(3)
+    assert proxy.failed(requests) == []
+    back(lab, "glm1-glm")
+
+
+def test_a_killed_instance_loses_its_streams_alone_and_comes_back_by_itself(lab, at):
+    with proxy.load() as requests:
+        killed = time.time()
+        at("glm1").check_output("systemctl kill --signal=KILL vllm-glm")
+        proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["glm1-glm"], 30)
+        time.sleep(3)
+    for one in proxy.failed(requests):
+        assert one["stream"], one
+        assert one["began"] < killed + 1 < one["began"] + one["seconds"] + 2, one
+    back(lab, "glm1-glm")
+    assert proxy.chat(lab, max_tokens=4)[0] == 200

@@ -1,0 +1,194 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The proxy's certificate and files, with the real openssl; what runs on a host is in molecule/litellm_proxy."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.onprem.vllm.plugins.module_utils import haproxy_socket, proxy_certificate
+from ansible_collections.onprem.vllm.plugins.module_utils.proxy import (
+    DIGEST_VARIABLE,
+    Host,
+    Places,
+    Proxy,
+    ProxyFailed,
+    bring_about,
+)
+from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate import (
+    Certificate,
+    CertificateRefused,
+    OwnCa,
+    check,
+)
+
+NAMES = ("llm.example.internal", "10.20.0.11", "fd00::11")
+SECRET = "sk-master-0123456789"
+
+
+@pytest.fixture
+def ca(tmp_path: Path) -> OwnCa:
+    return OwnCa(tmp_path / "ca")
+
+
+def test_what_the_own_ca_issues_is_accepted_by_who_trusts_its_root(ca: OwnCa, tmp_path: Path) -> None:
+    issued = ca.issue(NAMES)
+    check(issued, NAMES)
+    (tmp_path / "served.pem").write_bytes(issued.pem)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "served.pem")
+    client = ssl.create_default_context(cafile=str(ca.root))
+    for name in NAMES:
+        here, there = socket.socketpair()
+        with here, there:
+            thread = threading.Thread(target=lambda end=there: server.wrap_socket(end, server_side=True).close())
+            thread.start()
+            with client.wrap_socket(here, server_hostname=name) as connection:
+                assert connection.getpeercert()["subject"] == ((("commonName", NAMES[0]),),)
+            thread.join()
+    assert (ca.directory.stat().st_mode & 0o777, (ca.directory / "root.key").stat().st_mode & 0o777) == (0o700, 0o400)
+
+
+def test_a_certificate_is_issued_anew_where_it_must_be_and_the_root_stays(ca: OwnCa) -> None:
+    assert ca.due(NAMES, 30) == "there is none yet"
+    first = ca.issue(NAMES)
+    root = ca.root.read_bytes()
+    assert ca.due(NAMES, 30) == ""
+    assert ca.issued() == first
+    assert "expires within 398 days" in ca.due(NAMES, proxy_certificate.LEAF_DAYS + 1)
+    assert "is not for new.example.internal" in ca.due([*NAMES, "new.example.internal"], 30)
+    assert ca.issue(NAMES) != first
+    assert ca.root.read_bytes() == root
+
+
+@pytest.mark.parametrize(
+    ("days", "names", "message"),
+    [
+        (-1, NAMES, "The certificate has expired"),
+        (397, [*NAMES, "other.example.internal"], "is not for other.example.internal"),
+        (397, ["10.20.0.12"], "is not for 10.20.0.12"),
+    ],
+)
+def test_what_clients_would_not_accept_is_refused(
+    ca: OwnCa, monkeypatch: pytest.MonkeyPatch, days: int, names: list[str], message: str
+) -> None:
+    monkeypatch.setattr(proxy_certificate, "LEAF_DAYS", days)
+    issued = ca.issue(NAMES)
+    with pytest.raises(CertificateRefused, match=message):
+        check(issued, names)
+
+
+def test_a_certificate_of_tomorrow_another_s_key_and_no_pem_are_refused(
+    ca: OwnCa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = ca.issue(NAMES), ca.issue(NAMES)
+    for wrong in (Certificate(one.chain, other.key), Certificate("no certificate", one.key)):
+        with pytest.raises(CertificateRefused, match="do not belong together"):
+            check(wrong, NAMES)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 86400)
+    with pytest.raises(CertificateRefused, match="is not valid before"):
+        check(one, NAMES)
+
+
+def made(tmp_path: Path, **more: object) -> Host:
+    asked = {
+        "release": "/opt/vllm/releases/litellm-1",
+        "litellm_config": "model_list: []\n",
+        "litellm_unit": "[Service]\n",
+        "litellm_auth": "",
+        "haproxy_config": "global\n    description @digest@\n",
+        "haproxy_unit": "[Service]\n",
+        "haproxy_lua": "",
+        "program": "",
+        "environment": {"A": "1"},
+        "keys": {"ab" * 32: {"team": "a", "models": [], "requests_per_minute": 5, "expires": None}},
+        "models": (),
+        "ports": (4001,),
+        "port": 443,
+        "names": NAMES,
+        "owner": (os.geteuid(), os.getegid()),
+        "secrets": {"LITELLM_MASTER_KEY": SECRET},
+    }
+    places = Places(tmp_path / "etc", tmp_path / "units", tmp_path / "run", tmp_path / "libexec")
+    return Host(Proxy(**{**asked, **more}), places)  # type: ignore[arg-type]
+
+
+def marks(host: Host, certificate: Certificate) -> tuple[bytes, bytes]:
+    """What tells a running LiteLLM and a running HAProxy from one with other content."""
+    environment = next(file.content for file in host.litellm_files() if file.path.name == "environment")
+    config = next(file.content for file in host.haproxy_files(certificate) if file.path.name == "haproxy.cfg")
+    return next(line for line in environment.splitlines() if line.startswith(DIGEST_VARIABLE.encode())), config
+
+
+def test_each_part_is_due_exactly_where_it_reads_something_else(tmp_path: Path) -> None:
+    one, other = Certificate("one", "key"), Certificate("two", "key")
+    litellm, haproxy = marks(made(tmp_path), one)
+    assert marks(made(tmp_path), one) == (litellm, haproxy)
+    assert marks(made(tmp_path), other)[0] == litellm
+    assert marks(made(tmp_path), other)[1] != haproxy
+    for change in ({"secrets": {"LITELLM_MASTER_KEY": "other"}}, {"release": "/x"}, {"litellm_config": "x: 1\n"}):
+        changed = marks(made(tmp_path, **change), one)
+        assert changed[0] != litellm
+        assert changed[1] == haproxy
+    # Keys are read anew by LiteLLM while it runs; HAProxy's counts of them are a reload.
+    keys = {"cd" * 32: {"team": "b", "models": [], "requests_per_minute": 6, "expires": None}}
+    changed = marks(made(tmp_path, keys=keys), one)
+    assert changed[0] == litellm
+    assert changed[1] != haproxy
+
+
+def test_no_secret_is_in_a_diff_and_what_holds_one_is_root_s_alone(tmp_path: Path) -> None:
+    host = made(tmp_path)
+    files = [*host.litellm_files(), *host.haproxy_files(Certificate("chain", "secret-key"))]
+    assert SECRET not in str([file.difference() for file in files])
+    assert "secret-key" not in str([file.difference() for file in files])
+    holding = {file.path.name for file in files if SECRET.encode() in file.content or b"secret-key" in file.content}
+    assert holding == {"environment", "certificate.pem"}
+    assert {file.mode for file in files if file.path.name in holding} == {0o400}
+
+
+def test_a_certificate_that_does_not_fit_is_refused_before_a_file_is_written(tmp_path: Path) -> None:
+    host = made(tmp_path, certificate=Certificate("no certificate", "no key"))
+    with pytest.raises(ProxyFailed, match="do not belong together"):
+        bring_about(host, check_mode=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_haproxy_is_asked_through_its_socket(tmp_path: Path) -> None:
+    path = tmp_path / "admin.sock"
+    answers = {
+        "show info": "Name: HAProxy\ndescription: abc\n",
+        "show stat": "# pxname,svname,scur,status,\n"
+        "model-a,FRONTEND,1,OPEN,\nmodel-a,one,2,UP 1/2,\nmodel-b,two,,DRAIN,\n",
+        "set server x/y state drain": "No such server.\n",
+    }
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def serve() -> None:
+            for _unused in range(4):
+                connection, _address = listening.accept()
+                with connection:
+                    connection.sendall(answers[connection.recv(1000).decode().strip()].encode())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert haproxy_socket.description(path) == "abc"
+        assert [(one.name, one.sessions, one.up) for one in haproxy_socket.servers(path)] == [
+            ("one", 2, True),
+            ("two", 0, False),
+        ]
+        assert [one.name for one in haproxy_socket.servers(path, "model-b")] == ["two"]
+        with pytest.raises(haproxy_socket.SocketError, match="No such server"):
+            haproxy_socket.order(path, "set server x/y state drain")
+        thread.join()
+    with pytest.raises(haproxy_socket.SocketError, match="does not answer"):
+        haproxy_socket.ask(tmp_path / "none.sock", "show info")
