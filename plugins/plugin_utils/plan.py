@@ -13,10 +13,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from . import serve_catalogue
 from .catalogue import COLLECTION, inventory_spec, read_yaml
 from .flashinfer_set import CUBIN, VERSION_CHECK_SWITCH
 from .patch_catalogue import Patch, PatchCatalogueError, load_patches, patches_for
-from .plan_layers import Layer, layer, leaves, merge_all, resolve
+from .plan_layers import Branch, Layer, Leaf, layer, leaves, merge_all, resolve
+from .plan_models import ModelShelf
 from .probes import PROBES, is_probe, probes_of, settings_without_toolchain
 from .profile import Profile, load_profiles
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
@@ -47,6 +49,11 @@ OFFLINE = {
 OWNED_PREFIX = "ONPREM_VLLM_"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CUDA_BIN = "/usr/local/cuda/bin"
+# Settings of the unit (vllm_service_*) that the plan shows.
+UNIT_SETTINGS = (
+    *("start_timeout_s", "stop_timeout_s", "shutdown_timeout_s", "restart_delay_s", "start_limit_burst"),
+    *("device_timeout_s", "nofile", "oom_score_adjust", "memory_high", "memory_max", "keep_generations"),
+)
 # What is left of the unit's start limit for the readiness step after the engine is up, in seconds.
 READINESS_RESERVE_S = 60
 
@@ -85,6 +92,11 @@ class _Composition:
         self.host = host
         self.groups = groups
         self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+        self.wrong_sizes: set[str] = set()  # parallel sizes that are no number: said once
+        self.removed: set[str] = set()  # maps of instances that some layer sets to null as a whole
+        self.uncatalogued: dict[str, str] = {}  # vLLM versions whose arguments nobody has looked at, with the release
+        self.claims: list[dict[str, Any]] = []  # ports and GPUs of every instance, of those that are wrong, too
         self.origins: dict[str, str] = {}
         self.set: dict[str, Any] = {}
         self.problems.extend(misspelt(sorted({*names, *variables})))
@@ -103,6 +115,7 @@ class _Composition:
         self.releases_root = self.value("uv_venv_root").rstrip("/") + "/releases"
         self.models_root = self.value("hf_cache_root").rstrip("/")
         self.caches_root = self.value("cache_dirs_root").rstrip("/")
+        self.shelf = ModelShelf(self.value("vllm_models"), self.set.get("wheel_mirror_bundle"))
 
     def plan(self) -> dict[str, Any]:
         """Compose all parts, in the order in which their problems are best read."""
@@ -112,7 +125,7 @@ class _Composition:
         instances: list[dict[str, Any]] = []
         if "vllm" in self.groups:  # variables of group `all` reach the mirror as well, and mean nothing there
             instances = [found for name in self.value("vllm_instances") if (found := self._instance(name)) is not None]
-            self._cross_check(instances)
+            self._cross_check()
             self._check_secrets()
         elif "vllm_instances" in self.set and not {"mirror", "proxy"} & {*self.groups}:
             self._wrong(
@@ -129,15 +142,18 @@ class _Composition:
             "roles": roles,
             "mirror": mirror,
             "service": {"user": self.value("vllm_service_user"), "group": self.value("vllm_service_group")},
+            "unit": self._unit() if "vllm" in self.groups else {},
             "paths": {"releases": self.releases_root, "models": self.models_root, "caches": self.caches_root},
             "uv": self._uv(releases),
             "releases": [release.as_plan() for release in releases],
             "models": self._models(instances),
             "instances": [{key: value for key, value in found.items() if key[0] != "_"} for found in instances],
             "packages": self._packages(instances, releases, catalogue),
-            "firewall": {"ports": self._firewall_ports(instances)},
+            "firewall": {"ports": self._firewall_ports(instances), "ssh": self._ssh()},
             "needs": self._needs(instances, releases, catalogue),
+            "estimates": [self._estimate(found) for found in instances],
             "notes": self._notes(instances, releases),
+            "warnings": self.warnings,
             "problems": self.problems,
             "origins": self.origins,
         }
@@ -148,6 +164,11 @@ class _Composition:
 
     def _wrong(self, where: str, what: str, remedy: str) -> None:
         self.problems.append(problem(where, what, remedy))
+
+    def _warn(self, where: str, what: str, remedy: str, source: str) -> None:
+        found = {**problem(where, what, remedy), "source": source}
+        if found not in self.warnings:
+            self.warnings.append(found)
 
     def _is_wrong(self, where: str) -> bool:
         """Whether a problem names this place or one within it: what follows from it is not said again."""
@@ -177,16 +198,23 @@ class _Composition:
                 "Use letters, digits, hyphens and underscores, at most 63, the first a letter or digit.",
             )
             return None
+        own = self.set["vllm_instances"].get(name)
         upper = (
             layer(self.value("vllm_group_overrides"), "vllm_group_overrides"),
             layer(self.value("vllm_host_overrides"), "vllm_host_overrides"),
-            layer(self.set["vllm_instances"].get(name) or {}, f"instance {name}"),
+            layer(own or {}, f"instance {name}"),
         )
         chosen, chosen_from = resolve(merge_all(*upper))
-        profile = self._profile(where, chosen.get("profile"), chosen_from)
-        release = self._release(where, chosen.get("release"), chosen_from)
-        if profile is None:
+        if own is None and chosen.get("profile") is None and not self._is_wrong(where):
+            self._wrong(
+                where, "is empty", "Write profile and port below it; without its line there is no such instance."
+            )
             return None
+        named = self._profile(where, chosen.get("profile"), chosen_from)
+        release = self._release(where, chosen.get("release"), chosen_from)
+        # One that names no profile is checked as far as it goes, so that all its problems are told in one run.
+        profile = named or Profile("", {}, Branch())
+        self._check_removed(where, upper)
         decided = layer({}, "")
         if release is not None and (own := release.flashinfer.environment()):
             decided = layer({"environment": own}, f"release {release.name}")
@@ -194,13 +222,13 @@ class _Composition:
         off = settings_without_toolchain(profile.family) if toolchain == "none" else {}
         base = (self._base(name, release), layer(off, "toolchain none"))
         settings, origins = resolve(merge_all(*base, profile.settings, decided, *upper))
-        if release is not None:
+        if release is not None and named is not None:
             self._check_fit(where, profile, release)
         self._check_probes(where, profile, release, toolchain)
 
         model = self._model_name(where, settings, "model")
         draft = self._model_name(where, settings, "draft_model")
-        if model is None and not self._is_wrong(f"{where}.model"):
+        if model is None and named is not None and not self._is_wrong(f"{where}.model"):
             self._wrong(f"{where}.model", "is missing", "Name the model to serve; profile and instance name none.")
         port = self._port(where, settings)
         address = settings.get("host") or "0.0.0.0"  # noqa: S104 - the firewall stands before it
@@ -212,10 +240,17 @@ class _Composition:
         environment = self._environment(where, settings.get("environment") or {}, origins, release)
         self._check_toolchain(where, off, {"serve": serve, "environment": environment}, origins)
         secrets = self._secrets(name, environment)
+        self._check_draft(where, profile, settings, origins, serve)
+        if release is not None:
+            self._check_version(where, release, serve, environment, origins)
+        if model is not None:
+            self._check_model(where, model, draft, release, serve, origins)
+        kind = profile.about.get("accelerator") or ("cpu" if release and release.variant == "cpu" else None)
+        self.claims.append({"name": name, "port": port, "gpus": gpus, "accelerator": kind})
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
             origins["environment", "CUDA_VISIBLE_DEVICES"] = origins["gpus",]
-        if release is None or model is None or port is None:
+        if release is None or named is None or model is None or port is None:
             return None
 
         root = self.models_root
@@ -249,6 +284,7 @@ class _Composition:
             "environment": dict(sorted(environment.items())),
             "secrets": secrets,
             "probes": probes_of(profile.about, toolchain, serve),
+            "_draft": draft,
             "_models": [found for found in (model, draft) if found is not None],
             "_networks": networks,
             "_profile": profile,
@@ -561,17 +597,12 @@ class _Composition:
                 )
             else:
                 result[flag] = value
-        length = result.get("max-model-len")
-        if isinstance(length, str) and re.fullmatch(r"\d+k", length):
-            self._wrong(
-                self._setting(where, ("serve", "max-model-len"), origins),
-                f"{length} is {int(length[:-1]) * 1000:,} tokens to vLLM, and {length.upper()} is "
-                f"{int(length[:-1]) * 1024:,}",
-                "Write the number of tokens.",
-            )
         stop_s = self.value("vllm_service_stop_timeout_s")
         shutdown_s = result.get("shutdown-timeout")
-        if not isinstance(shutdown_s, int) or isinstance(shutdown_s, bool) or not 0 <= shutdown_s < stop_s:
+        # null in place of all arguments took it away, too, which has been said.
+        if f"{where}.serve" not in self.removed and (
+            not isinstance(shutdown_s, int) or isinstance(shutdown_s, bool) or not 0 <= shutdown_s < stop_s
+        ):
             origin = origins.get(("serve", "shutdown-timeout"))
             place = self._setting(where, ("serve", "shutdown-timeout"), origins)
             self._wrong(
@@ -593,6 +624,7 @@ class _Composition:
         for flag in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
             size = serve.get(flag, 1)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                self.wrong_sizes.add(f"{where}.{flag}")
                 self._wrong(f"{where}.serve.{flag}", f"is {size!r}", "Give a whole number from 1.")
                 return
             needed *= size
@@ -610,6 +642,131 @@ class _Composition:
         if origin.startswith(("vllm_", "profile ", "release ")):
             return f"{origin}.{dotted}"
         return f"{where}.{dotted}"
+
+    def _check_removed(self, where: str, layers: Sequence[Layer]) -> None:
+        """null in place of a whole map: it would take away the profile's arguments or PATH without a word."""
+        for upper in layers:
+            for key in ("serve", "environment"):
+                found = upper.children.get(key) if isinstance(upper, Branch) else None
+                if isinstance(found, Leaf) and found.value is None:
+                    self.removed.add(f"{where}.{key}")
+                    place = f"{found.origin}.{key}" if found.origin.startswith("vllm_") else f"{where}.{key}"
+                    if not self._is_wrong(place):  # once for all instances of a group
+                        self._wrong(
+                            place,
+                            "is null, which takes away all of it, what profile and collection set included",
+                            f"Remove the line, or set single entries below {key} to null.",
+                        )
+
+    def _check_draft(
+        self,
+        where: str,
+        profile: Profile,
+        settings: Mapping[str, Any],
+        origins: Mapping[tuple[str, ...], str],
+        serve: Mapping[str, Any],
+    ) -> None:
+        """Whether draft model and speculative-config belong together."""
+        draft, speculative = settings.get("draft_model"), serve.get("speculative-config")
+        designed, _unused = resolve(profile.settings)
+        place = self._setting(where, ("serve", "speculative-config"), origins)
+        if (
+            draft is None
+            and designed.get("draft_model")
+            and isinstance(speculative, dict)
+            and "model" not in speculative
+        ):
+            self._wrong(
+                f"{where}.draft_model",
+                f"is removed, and serve.speculative-config still asks for the draft of profile {profile.name}",
+                "Set serve.speculative-config to null as well, or leave draft_model.",
+            )
+        if draft is None or self._is_wrong(place):
+            return
+        if isinstance(speculative, str):
+            self._wrong(place, "is text, so the path of draft_model cannot be put into it", "Write it as a map.")
+        elif speculative is None and f"{where}.serve" not in self.removed:
+            self._warn(
+                f"{where}.draft_model",
+                f"{draft} is staged, and no speculative-config uses it",
+                "Set draft_model to null as well, or serve.speculative-config.",
+                "vLLM drafts nothing without --speculative-config",
+            )
+        method = speculative.get("method") if isinstance(speculative, dict) else None
+        wanted = ((designed.get("serve") or {}).get("speculative-config") or {}).get("method")
+        if isinstance(speculative, dict) and wanted and draft == designed.get("draft_model") and method != wanted:
+            self._wrong(
+                self._setting(where, ("serve", "speculative-config", "method"), origins),
+                f"is {method!r}, and the draft {draft} is of the kind {wanted!r} by profile {profile.name}: vLLM "
+                "stops at an assertion while it loads the draft",
+                f"Write {wanted}, or name another draft_model.",
+            )
+
+    def _check_version(
+        self,
+        where: str,
+        release: Release,
+        serve: Mapping[str, Any],
+        environment: Mapping[str, str],
+        origins: Mapping[tuple[str, ...], str],
+    ) -> None:
+        """The arguments against the vLLM that will run."""
+        if serve_catalogue.serve_catalogue(release.vllm) is None:
+            self.uncatalogued.setdefault(release.vllm, release.name)
+        for found in serve_catalogue.findings(release.vllm, serve):
+            place = self._setting(where, ("serve", found.flag), origins)
+            if found.stops and f"{where}.{found.flag}" not in self.wrong_sizes and not self._is_wrong(place):
+                self._wrong(place, found.what, found.remedy)
+            elif not found.stops:
+                self._warn(place, found.what, found.remedy, found.source)
+        for name in serve_catalogue.unknown_environment(release.vllm, list(environment)):
+            self._warn(
+                self._setting(where, ("environment", name), origins),
+                f"vLLM {release.vllm} knows no environment variable of this name",
+                serve_catalogue.nearest_environment(release.vllm, name),
+                f"vllm/envs.py of {release.vllm}",
+            )
+
+    def _check_model(
+        self,
+        where: str,
+        model: str,
+        draft: str | None,
+        release: Release | None,
+        serve: Mapping[str, Any],
+        origins: Mapping[tuple[str, ...], str],
+    ) -> None:
+        """The model's own files, where they are at hand, against arguments and release."""
+        for name in filter(None, (model, draft)):
+            for found in self.shelf.missing(name, draft=name != model):
+                place = f"vllm_models.{name}"
+                if all(other["what"] != found or other["where"] != place for other in self.problems):
+                    self._wrong(place, found, "Complete the model's directory, or stage it anew.")
+        version = release.vllm if release is not None else None
+        for finding in self.shelf.findings(model, version, serve):
+            place = self._setting(where, ("serve", finding.flag), origins) if finding.flag else f"{where}.model"
+            if finding.stops:
+                self._wrong(place, finding.what, finding.remedy)
+            else:
+                self._warn(place, finding.what, finding.remedy, finding.source)
+
+    def _estimate(self, instance: Mapping[str, Any]) -> dict[str, Any]:
+        """Whether the instance fits the memory of the GPUs that its profile is for."""
+        about = instance["_profile"].about
+        found = self.shelf.estimate(instance["model"], instance["_draft"], instance["serve"], about)
+        where = f"vllm_instances.{instance['name']}"
+        if found["verdict"] == "does not fit":
+            remedy = found.get("remedy")
+            self._warn(
+                where,
+                f"{found['least_gpu_memory_gib']} GiB per GPU are needed for one sequence of full context, and profile "
+                f"{instance['profile']} is for {found['gpu_memory_gib']:g} GiB",
+                f"{remedy['what'].capitalize()}: {_settings(remedy['serve'])}."
+                if remedy
+                else "Use more or larger GPUs, or a smaller model.",
+                "docs/memory.md",
+            )
+        return {"for": f"instance {instance['name']}", **found}
 
     def _environment(
         self,
@@ -784,6 +941,26 @@ class _Composition:
             ports.append({"port": port, "protocol": "tcp", "networks": networks, "for": "proxy"})
         return ports
 
+    def _unit(self) -> dict[str, Any]:
+        """What the unit of every instance has, from vllm_service_*."""
+        settings = {
+            name.removeprefix("vllm_service_"): name
+            for name, option in known_variables().items()
+            if option.get("role") == "vllm_service" and name.removeprefix("vllm_service_") in UNIT_SETTINGS
+        }
+        for key, name in settings.items():
+            self.origins[f"unit.{key}"] = name if name in self.set else "default"
+        return {key: self.value(name) for key, name in sorted(settings.items())}
+
+    def _ssh(self) -> dict[str, Any]:
+        """Who may reach SSH once the firewall stands; port null is the one that the connection came in on."""
+        name = "nftables_ssh_networks"
+        self.origins["firewall.ssh.networks"] = name if name in self.set else "default"
+        return {
+            "port": self.value("nftables_ssh_port"),
+            "networks": self._merged_networks(name, self.value(name)),
+        }
+
     def _needs(
         self, instances: Sequence[Mapping[str, Any]], releases: Sequence[Release], catalogue: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -867,7 +1044,24 @@ class _Composition:
             for release in releases
             if release.flashinfer.reason
         ]
+        notes += [
+            {
+                "where": f"release {name}",
+                "what": f"the arguments of vLLM {version} are not catalogued, so names, types and parsers are checked "
+                f"on the host only; make catalogue VERSION={version} adds them",
+            }
+            for version, name in self.uncatalogued.items()
+        ]
         for instance in instances:
+            notes += self.shelf.notes(instance["model"], f"vllm_instances.{instance['name']}.model")
+            if "VLLM_API_KEY" not in instance["secrets"] and instance["_networks"]:
+                notes.append(
+                    {
+                        "where": f"vllm_instances.{instance['name']}",
+                        "what": f"has no VLLM_API_KEY in vllm_secrets.{instance['name']}: whoever reaches port "
+                        f"{instance['port']} may use it",
+                    }
+                )
             release, profile = instance["_release"], instance["_profile"]
             if release.profiles and not set(release.profiles) & set(profile.chain):
                 notes.append(
@@ -882,36 +1076,36 @@ class _Composition:
     def _mirror_port(self) -> int:
         return self.value("wheel_mirror_port")
 
-    def _cross_check(self, instances: Sequence[Mapping[str, Any]]) -> None:
+    def _cross_check(self) -> None:
         ports: dict[int, str] = {}
         gpus: dict[int | str, str] = {}
         everything: str | None = None
-        for instance in instances:
-            name = instance["name"]
+        for claim in self.claims:
+            name = claim["name"]
             where = f"vllm_instances.{name}"
-            if (other := ports.setdefault(instance["port"], name)) != name:
+            if claim["port"] is not None and (other := ports.setdefault(claim["port"], name)) != name:
                 self._wrong(
                     f"{where}.port",
-                    f"{instance['port']} is taken by instance {other} on the same host",
+                    f"{claim['port']} is taken by instance {other} on the same host",
                     "Give each instance a port of its own.",
                 )
-            if instance["_profile"].about.get("accelerator") == "cpu":
-                continue
-            for gpu in instance["gpus"]:
+            for gpu in claim["gpus"]:
                 if (other := gpus.setdefault(gpu, name)) != name:
                     self._wrong(
                         f"{where}.gpus",
                         f"GPU {gpu} is taken by instance {other} on the same host",
                         "Give each instance GPUs of its own.",
                     )
-            taken = everything or (next(iter(gpus.values()), None) if not instance["gpus"] else None)
+            if claim["accelerator"] != "cuda":
+                continue
+            taken = everything or (next(iter(gpus.values()), None) if not claim["gpus"] else None)
             if taken is not None and taken != name:
                 self._wrong(
                     f"{where}.gpus",
                     f"instances {taken} and {name} share GPUs: one that names none uses all of the host",
                     "Name the GPUs of each instance.",
                 )
-            everything = everything or (None if instance["gpus"] else name)
+            everything = everything or (None if claim["gpus"] else name)
 
     def _check_models(self) -> None:
         for name, model in self.value("vllm_models").items():
@@ -957,6 +1151,10 @@ def _named_patches(definition: Any) -> list[str]:
 
 def _shipped_patches(release: str) -> list[str]:
     return _named_patches(read_yaml(COLLECTION / "catalogue" / "releases" / f"{release}.yml"))
+
+
+def _settings(serve: Mapping[str, Any]) -> str:
+    return ", ".join(f"{flag}: {value}" for flag, value in serve.items())
 
 
 def _is_json(value: Any) -> bool:

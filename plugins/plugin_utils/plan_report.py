@@ -31,21 +31,27 @@ def plan_query(plans: list[dict[str, Any]], query: str) -> Any:
         raise QueryError(f"{query!r} is no JMESPath expression: {error}") from error
 
 
-def problem_report(plans: Iterable[Mapping[str, Any]]) -> str:
+def problem_report(plans: Iterable[Mapping[str, Any]], part: str = "problems") -> str:
     """All problems of all hosts, one paragraph each; one that several hosts share stands once, with their names.
 
+    Args:
+        part: ``problems`` or ``warnings``.
+
     Returns:
-        The report, empty where no plan has a problem.
+        The report, empty where no plan has any.
     """
-    hosts: dict[tuple[str, str, str], list[str]] = {}
+    hosts: dict[tuple[str, str, str, str], list[str]] = {}
     for plan in plans:
-        for found in plan["problems"]:
-            hosts.setdefault((found["where"], found["what"], found["remedy"]), []).append(plan["host"])
+        for found in plan.get(part) or []:
+            key = (found["where"], found["what"], found["remedy"], found.get("source", ""))
+            hosts.setdefault(key, []).append(plan["host"])
     if not hosts:
         return ""
-    lines = [f"{len(hosts)} problem{'s' * (len(hosts) > 1)} in the inventory; no host was touched."]
-    for (where, what, remedy), names in hosts.items():
+    several = "s" * (len(hosts) > 1)
+    lines = [f"{len(hosts)} {part[:-1]}{several} in the inventory{'; no host was touched' * (part == 'problems')}."]
+    for (where, what, remedy, source), names in hosts.items():
         lines += ["", f"{where}  [{_few(names)}]", f"    {what}", f"    -> {remedy}"]
+        lines += [f"    ({source})"] * bool(source)
     return "\n".join(lines)
 
 
@@ -53,18 +59,26 @@ def plan_table(plan: Mapping[str, Any]) -> str:
     """The values of a plan, one a line: path, where the value comes from, value."""
     origins = plan["origins"]
     rows: list[tuple[str, str, str]] = []
-    for part in ("roles", "mirror", "service", "paths", "uv", "releases", "models"):
-        shown = [_by_names(release) for release in plan[part]] if part == "releases" else plan[part]
-        rows.extend((".".join(path), "", _short(value)) for path, value in leaves(_named(shown), (part,)))
+    for part in ("roles", "mirror", "service", "unit", "paths", "uv", "releases", "models"):
+        shown = [_by_names(release) for release in plan[part]] if part == "releases" else plan.get(part) or {}
+        for path, value in leaves(_named(shown), (part,)):
+            if path != ("unit",):  # a host without instances has none
+                rows.append((".".join(path), origins.get(".".join(path), ""), _short(value)))
     rows.extend((f"packages.{package['name']}", "", package["for"]) for package in plan["packages"])
     for port in plan["firewall"]["ports"]:
         networks = ", ".join(port["networks"]) or "nobody"
         rows.append((f"firewall.{port['protocol']}.{port['port']}", "", f"{port['for']}, from {networks}"))
+    if ssh := plan["firewall"].get("ssh"):
+        networks = f"{ssh['port'] or 'the port of the connection'}, from {', '.join(ssh['networks']) or 'nobody'}"
+        rows.append(("firewall.ssh", origins.get("firewall.ssh.networks", ""), networks))
     for instance in plan["instances"]:
         prefix = ("instances", instance["name"])
         for path, value in leaves({key: value for key, value in instance.items() if key != "name"}, prefix):
             dotted = ".".join(path)
             rows.append((dotted, origins.get(dotted, ""), _short(value)))
+    rows.extend(
+        (f"warnings.{found['where']}", "", f"{found['what']} -> {found['remedy']}") for found in plan["warnings"]
+    )
     rows.extend((f"notes.{note['where']}", "", note["what"]) for note in plan.get("notes", []))
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return "\n".join(

@@ -20,7 +20,10 @@ except ImportError as error:  # ansible-core brings it; where only plugins are l
     PACKAGING_MISSING = error
 
 # What a profile says about itself; the rest are settings, the lowest layer of an instance.
-_ABOUT = ("description", "extends", "accelerator", "hardware", "vllm", "patches", "packages", "family", "probes")
+_ABOUT = (
+    *("description", "extends", "accelerator", "hardware", "vllm", "patches", "packages", "family", "probes"),
+    "numbers",
+)
 
 
 @dataclass(frozen=True)

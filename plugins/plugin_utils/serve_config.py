@@ -70,6 +70,25 @@ def serve_config(arguments: Any) -> str:
     )
 
 
+def command_words(flag: str, value: Any) -> list[tuple[str, list[str]]]:
+    """The options, each with its words, that vLLM makes of one argument of the file.
+
+    Raises:
+        ServeArgumentRefused: the value has no form that vLLM reads back as meant.
+    """
+    spoken: list[tuple[str, list[str]]] = []
+    for key, read in _lines(flag, plain(value)).items():
+        option, mark, word = key.partition("=")
+        if read is True:
+            words = [word] if mark else []
+        elif isinstance(read, dict):
+            words = [json.dumps(read)]
+        else:
+            words = [str(item) for item in read] if isinstance(read, list) else [str(read)]
+        spoken.append((option, words))
+    return spoken
+
+
 # Words that YAML 1.1 reads as text, whatever stands around them.
 _BARE = re.compile(r"[A-Za-z/][A-Za-z0-9/._-]*\Z")
 _NOT_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})

@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from ansible.errors import AnsibleFilterError
 from ansible.template import Templar, trust_as_template
 from ansible_collections.onprem.vllm.plugins.filter.serve_config import FilterModule
 from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_config import ServeArgumentRefused, serve_config
+from ansible_collections.onprem.vllm.tests.unit.vllm_parser import Parser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,39 +25,11 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("ONPREM_VLLM_PYTHON", CHECKOUT / ".cache/vllm-0.28.0/bin/python"))
 
 
-class Parser:
-    """vLLM's own parser in a process of its own: importing it takes 20 s, once."""
-
-    def __init__(self, directory: Path) -> None:
-        assert PYTHON.exists(), f"{PYTHON} is missing: make unit puts vLLM there, whose own parser is asked."
-        self.file = directory / "serve.yaml"
-        self.process = subprocess.Popen(
-            [PYTHON, Path(__file__).with_name("vllm_serve_parser.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self.answer() == {"ready": True}
-
-    def answer(self) -> dict[str, Any]:
-        return json.loads(self.process.stdout.readline())
-
-    def read(self, text: str) -> dict[str, Any]:
-        self.file.write_text(text, encoding="utf-8")
-        self.process.stdin.write(f"{self.file}\n")
-        self.process.stdin.flush()
-        answer = self.answer()
-        assert "refused" not in answer, (answer["refused"][-500:], text)
-        return answer["read"]
-
-
 @pytest.fixture(scope="session")
 def parser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parser]:
-    started = Parser(tmp_path_factory.mktemp("serve"))
+    started = Parser(tmp_path_factory.mktemp("serve"), PYTHON)
     yield started
-    started.process.kill()
-    started.process.wait()
+    started.end()
 
 
 # Every character a command line carries; vLLM reads "" and "None" as no value, and -- is refused.

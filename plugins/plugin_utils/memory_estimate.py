@@ -1,0 +1,353 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Does a model fit the memory of its GPUs: weights, KV cache, states, activations, CUDA graphs (docs/memory.md).
+
+Sizes are those of vLLM's own allocation rules; what no rule gives is a measured reserve, named as such. An estimate: a
+GPU's last gigabytes are decided by profiling on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .model_knowledge import Model, is_gdn
+from .serve_catalogue import size
+
+GIB = 2**30
+
+# CUDA graphs come off the KV cache: 0.95 asked was 0.9124 effective on the reference node (96 GB, 256K context).
+GRAPH_SHARE = 0.95 - 0.9124
+# Outside vLLM's budget: CUDA context, NCCL, what graph capture needs for a moment. Of 96 GB, 0.98 leaves 1.9 GiB and
+# ran out there, 0.95 leaves 4.8 and did not; 0.93 of an L40S leaves 3.1 and does not.
+OUTSIDE_GIB = 2.5
+# vLLM's defaults where nothing is set (EngineArgs, 0.25 to 0.33).
+UTILISATION = 0.92
+SEQUENCES = 256
+BATCHED_TOKENS = 8192
+# What the estimate is not sure of, as a share of a GPU's memory: below it the verdict is `tight`.
+UNSURE_SHARE = 0.05
+
+_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one GPU must hold, in bytes.
+
+    Attributes:
+        token: KV cache of one token of one sequence.
+        sequence: what a sequence needs however long it is: states, windows.
+    """
+
+    weights: float
+    draft: float
+    activations: float
+    graphs: float
+    token: float
+    sequence: float
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The arguments that decide about memory.
+
+    Attributes:
+        length: tokens of context.
+        offload_gib: weights per GPU kept in the host's memory.
+    """
+
+    length: int
+    utilisation: float = UTILISATION
+    sequences: int = SEQUENCES
+    batched: int = BATCHED_TOKENS
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert: bool = False
+    eager: bool = False
+    cache_dtype: str = "auto"
+    quantization: str | None = None
+    offload_gib: float = 0.0
+
+
+def serving_of(serve: Mapping[str, Any], model: Model) -> Serving:
+    """The arguments of a plan's ``serve`` with vLLM's defaults."""
+
+    def number(flag: str, otherwise: int) -> int:
+        return size(serve[flag]) or otherwise if flag in serve else otherwise
+
+    longest = model.text.get("max_position_embeddings") or 4096
+    length = number("max-model-len", longest)
+    return Serving(
+        length=length if length > 0 else longest,
+        utilisation=float(serve.get("gpu-memory-utilization", UTILISATION)),
+        sequences=number("max-num-seqs", SEQUENCES),
+        batched=number("max-num-batched-tokens", BATCHED_TOKENS),
+        tensor=number("tensor-parallel-size", 1),
+        pipeline=number("pipeline-parallel-size", 1),
+        data=number("data-parallel-size", 1),
+        expert=serve.get("enable-expert-parallel") is True,
+        eager=serve.get("enforce-eager") is True,
+        cache_dtype=str(serve.get("kv-cache-dtype", "auto")),
+        quantization=serve.get("quantization"),
+        offload_gib=float(serve.get("cpu-offload-gb", 0)),
+    )
+
+
+# -- what one token and one sequence need ---------------------------------------------------------------------------
+
+
+def model_bytes(model: Model) -> int:
+    """Bytes of one number in the model's own dtype; 2 where none is said."""
+    named = str(model.text.get("dtype") or model.text.get("torch_dtype") or model.config.get("torch_dtype") or "")
+    return _BYTES.get(named.removeprefix("torch."), 2)
+
+
+def cache_bytes(model: Model, cache_dtype: str) -> int:
+    """Bytes of one number in the KV cache (vllm/utils/torch_utils.py, STR_DTYPE_TO_TORCH_DTYPE)."""
+    if cache_dtype.startswith(("fp8", "int8")):
+        return 1
+    return _BYTES.get(cache_dtype, model_bytes(model))
+
+
+def layer_kinds(model: Model) -> dict[str, int]:
+    """How many layers there are of each attention kind: full, sliding, mla, gdn."""
+    text = model.text
+    layers = int(text.get("num_hidden_layers") or 0)
+    kinds = {"full": layers, "sliding": 0, "mla": 0, "gdn": 0}
+    named = text.get("layer_types")
+    if is_gdn(text):
+        every = text.get("full_attention_interval") or 4
+        full = named.count("full_attention") if named else layers // every
+        kinds |= {"full": full, "gdn": layers - full}
+    elif text.get("kv_lora_rank"):
+        kinds |= {"full": 0, "mla": layers}
+    elif named and text.get("sliding_window"):
+        sliding = named.count("sliding_attention")
+        kinds |= {"full": layers - sliding, "sliding": sliding}
+    elif text.get("sliding_window") and text.get("use_sliding_window", True) and not named:
+        kinds |= {"full": 0, "sliding": layers}
+    return kinds
+
+
+def demand(model: Model, serving: Serving, draft: Model | None = None) -> Demand:
+    """What one GPU must hold.
+
+    Sources: AttentionSpec, SlidingWindowSpec and MLAAttentionSpec in vllm/v1/kv_cache_interface.py,
+    MambaStateShapeCalculator.gated_delta_net_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py,
+    ModelConfig.get_num_kv_heads in vllm/config/model.py.
+    """
+    token, sequence = _cache(model, serving)
+    draft_weights = 0.0
+    if draft is not None:
+        draft_weights = (draft.weight_bytes or 0) / serving.tensor
+        own, fixed = _cache(draft, serving)
+        if "kv_lora_rank" in draft.text or draft.text.get("num_kv_shared_layers") is None:
+            token, sequence = token + own, sequence + fixed
+    return Demand(
+        weights=max(weights_per_gpu(model, serving) - serving.offload_gib * GIB, 0.0),
+        draft=draft_weights,
+        activations=activations(model, serving),
+        graphs=0.0 if serving.eager else GRAPH_SHARE,
+        token=token,
+        sequence=sequence,
+    )
+
+
+def _cache(model: Model, serving: Serving) -> tuple[float, float]:
+    text, kinds = model.text, layer_kinds(model)
+    one = cache_bytes(model, serving.cache_dtype)
+    stages = serving.pipeline
+    token, sequence = 0.0, 0.0
+    heads = text.get("num_key_value_heads") or text.get("num_attention_heads") or 1
+    width = text.get("head_dim") or (text.get("hidden_size") or 0) // (text.get("num_attention_heads") or 1)
+    # Keys and values; a head is not split, so beyond the number of heads they are repeated on every GPU.
+    token += (
+        kinds["full"]
+        * 2
+        * _share(_global(text, "num_global_key_value_heads", heads), serving.tensor)
+        * _global(text, "global_head_dim", width)
+        * one
+    )
+    if kinds["sliding"]:
+        # A window keeps its tokens and those of the batch that is being computed, never more than the context.
+        kept = min(int(text["sliding_window"]) - 1 + serving.batched, serving.length)
+        sequence += kinds["sliding"] * 2 * _share(heads, serving.tensor) * width * one * kept
+    if kinds["mla"]:
+        # One latent vector and its rotated part for all heads: the same on every GPU of a tensor-parallel group.
+        token += kinds["mla"] * _mla_bytes(text, serving.cache_dtype, one)
+    if kinds["gdn"]:
+        sequence += kinds["gdn"] * _gdn_state(model, serving.tensor)
+    return token / stages, sequence / stages
+
+
+def _global(text: Mapping[str, Any], key: str, otherwise: int) -> int:
+    """Full-attention layers of models with windows may have heads of their own number and width."""
+    return int(text.get(key) or otherwise)
+
+
+def _share(heads: int, tensor: int) -> int:
+    return max(1, heads // tensor)
+
+
+def _mla_bytes(text: Mapping[str, Any], cache_dtype: str, one: int) -> float:
+    """Bytes of one token in one MLA layer.
+
+    With sparse attention (an indexer) and FP8 vLLM stores 656 bytes: 512 FP8 numbers, four float32 scales, 64 rotated
+    numbers in 16 bits (fp8_ds_mla, vllm/v1/attention/backends/mla/flashmla_sparse.py); the indexer keeps a key of its
+    own beside it, FP8 with a float32 scale per 128 numbers (vllm/model_executor/models/deepseek_v2.py, Indexer).
+    """
+    latent, rotated = int(text["kv_lora_rank"]), int(text.get("qk_rope_head_dim") or 0)
+    if not text.get("index_topk"):
+        return (latent + rotated) * one
+    key = int(text.get("index_head_dim") or 128)
+    indexer = key + math.ceil(key / 128) * 4
+    return (
+        latent + latent // 128 * 4 + rotated * 2 if cache_dtype.startswith("fp8") else (latent + rotated) * one
+    ) + indexer
+
+
+def _gdn_state(model: Model, tensor: int) -> float:
+    """Bytes of the state of one sequence in one GDN layer: the convolution's last inputs, and a matrix per head."""
+    text = model.text
+    key_heads, value_heads = int(text["linear_num_key_heads"]), int(text["linear_num_value_heads"])
+    key_width, value_width = int(text["linear_key_head_dim"]), int(text["linear_value_head_dim"])
+    channels = 2 * key_heads * key_width + value_heads * value_width
+    convolution = channels / tensor * (int(text.get("linear_conv_kernel_dim") or 4) - 1) * model_bytes(model)
+    own = _BYTES.get(str(text.get("mamba_ssm_dtype") or ""), model_bytes(model))
+    return convolution + value_heads / tensor * value_width * key_width * own
+
+
+def weights_per_gpu(model: Model, serving: Serving) -> float:
+    """Bytes of weights on one GPU.
+
+    Tensor and pipeline parallelism divide all of it; expert parallelism spreads the experts over the data-parallel
+    ranks as well (https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment.html). Quantised at load
+    (``--quantization fp8``) a 16-bit weight takes a byte, the embeddings stay as they are.
+    """
+    total = float(model.weight_bytes or 0)
+    text = model.text
+    if serving.quantization in ("fp8", "fp8_per_tensor", "fp8_per_block") and not model.quantisation:
+        tables = 1 if text.get("tie_word_embeddings", model.config.get("tie_word_embeddings")) else 2
+        embeddings = tables * int(text.get("vocab_size") or 0) * int(text.get("hidden_size") or 0) * model_bytes(model)
+        total = embeddings + max(total - embeddings, 0) / model_bytes(model)
+    return total / (serving.tensor * serving.pipeline)
+
+
+def activations(model: Model, serving: Serving) -> float:
+    """Bytes at the peak of profiling: one batch through a layer, and the logits of every sequence in float32.
+
+    A layer holds its input, the residual, queries, keys and values, and the feed-forward's two halves (gate and up),
+    which tensor parallelism divides; of experts, those that a token visits.
+    """
+    text = model.text
+    hidden = int(text.get("hidden_size") or 0)
+    wide = int(text.get("moe_intermediate_size") or 0) * int(text.get("num_experts_per_tok") or 0)
+    wide = max(wide, int(text.get("intermediate_size") or 0))
+    batch = serving.batched * (4 * hidden + 3 * wide / serving.tensor) * model_bytes(model)
+    logits = 2 * serving.sequences * int(text.get("vocab_size") or 0) * 4
+    return batch + logits
+
+
+# -- verdict ----------------------------------------------------------------------------------------------------------
+
+
+def kv_cache_tokens(available: float, needed: Demand, length: int) -> int:
+    """How many tokens ``available`` bytes of KV cache hold, as vLLM logs it: full-context sequences times context."""
+    per_sequence = needed.token * length + needed.sequence
+    return int(available / per_sequence * length) if per_sequence else 0
+
+
+def estimate(
+    model: Model, serve: Mapping[str, Any], gpu_gib: float | None, draft: Model | None = None
+) -> dict[str, Any]:
+    """Whether it fits, in a plan's form.
+
+    Args:
+        serve: the instance's arguments.
+        gpu_gib: memory of one GPU in GiB, None where it is not known.
+
+    Returns:
+        ``verdict`` is fits, tight, does not fit or unknown; ``remedy`` the first rung of the ladder that would help.
+    """
+    serving = serving_of(serve, model)
+    needed = demand(model, serving, draft)
+    sequence_gib = (needed.token * serving.length + needed.sequence) / GIB
+    fixed = needed.weights + needed.draft + needed.activations
+    # What a GPU must have so that one sequence of full context fits.
+    least = (fixed / GIB + sequence_gib) / max(serving.utilisation - needed.graphs, 0.01)
+    found: dict[str, Any] = {
+        "gpus": serving.tensor * serving.pipeline * serving.data,
+        "gpu_memory_gib": gpu_gib,
+        "weights_gib": round(needed.weights / GIB, 2),
+        "draft_gib": round(needed.draft / GIB, 2),
+        "activations_gib": round(needed.activations / GIB, 2),
+        "kv_bytes_per_token": round(needed.token),
+        "state_bytes_per_sequence": round(needed.sequence),
+        "full_context_gib": round(sequence_gib, 2),
+        "least_gpu_memory_gib": round(least, 1),
+        "source": model.source,
+    }
+    if gpu_gib is None:
+        return {**found, "verdict": "unknown"}
+    verdict, available = _judge(needed, serving, gpu_gib)
+    sequences = max(available, 0.0) / GIB / sequence_gib if sequence_gib else 0.0
+    found |= {
+        "graphs_gib": round(needed.graphs * gpu_gib, 2),
+        "kv_cache_gib": round(max(available, 0.0) / GIB, 2),
+        "full_context_sequences": round(sequences, 2),
+        "verdict": verdict,
+    }
+    if verdict != "fits":
+        found["remedy"] = next(_ladder(model, serving, gpu_gib, draft, verdict), None)
+    return found
+
+
+def _judge(needed: Demand, serving: Serving, gpu_gib: float) -> tuple[str, float]:
+    """The verdict, and the bytes left for the KV cache."""
+    budget = (serving.utilisation - needed.graphs) * gpu_gib * GIB
+    available = budget - needed.weights - needed.draft - needed.activations
+    sequence = needed.token * serving.length + needed.sequence
+    if available < sequence:
+        return "does not fit", available
+    outside = (1 - serving.utilisation) * gpu_gib
+    sure = available - UNSURE_SHARE * gpu_gib * GIB >= sequence
+    return ("fits" if sure and outside >= OUTSIDE_GIB else "tight"), available
+
+
+def _ladder(
+    model: Model, serving: Serving, gpu_gib: float, draft: Model | None, verdict: str
+) -> Iterator[dict[str, Any]]:
+    """The rungs that help, first the one that costs least: each alone, as arguments to set."""
+    for what, changed, arguments in _rungs(serving, gpu_gib):
+        better, _unused = _judge(demand(model, changed, draft), changed, gpu_gib)
+        if better == "fits" or (better == "tight" and verdict == "does not fit"):
+            yield {"what": what, "serve": arguments}
+
+
+def _rungs(serving: Serving, gpu_gib: float) -> Iterator[tuple[str, Serving, dict[str, Any]]]:
+    step = serving.utilisation
+    while step - 0.01 >= 0.85 and (1 - step) * gpu_gib < OUTSIDE_GIB:
+        step = round(step - 0.01, 2)
+        yield "lower utilisation", replace(serving, utilisation=step), {"gpu-memory-utilization": step}
+    length = 1 << max(serving.length - 1, 1).bit_length() - 1
+    while length >= max(serving.length // 8, 1024):
+        yield "shorter context", replace(serving, length=length), {"max-model-len": length}
+        length //= 2
+    if not serving.eager:
+        yield "eager mode, without CUDA graphs", replace(serving, eager=True), {"enforce-eager": True}
+    for count in (64, 16, 4):
+        if count < serving.sequences:
+            yield "fewer sequences", replace(serving, sequences=count), {"max-num-seqs": count}
+    for count in (4096, 2048):
+        if count < serving.batched:
+            yield "fewer batched tokens", replace(serving, batched=count), {"max-num-batched-tokens": count}
+    for gib in (8, 16, 32):
+        offloaded = replace(serving, offload_gib=serving.offload_gib + gib)
+        yield "weights offloaded to the host's memory", offloaded, {"cpu-offload-gb": offloaded.offload_gib}
+    for factor in (2, 4, 8):
+        wider = replace(serving, tensor=serving.tensor * factor)
+        yield "more GPUs", wider, {"tensor-parallel-size": wider.tensor}

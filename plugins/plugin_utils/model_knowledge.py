@@ -1,0 +1,127 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What a model is, from config.json and the files beside it: read only, nothing is executed, no tensor is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..module_utils.model_check import completeness_problems
+
+_MOE = ("num_experts", "n_routed_experts", "num_local_experts")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model's architecture.
+
+    Attributes:
+        config: config.json, or the part of it that a profile holds.
+        weight_bytes: of all weight files; None where only a configuration is known.
+        missing: what would keep vLLM from loading it with no network, in words.
+        source: where the configuration is from.
+    """
+
+    config: Mapping[str, Any]
+    weight_bytes: int | None = None
+    missing: tuple[str, ...] = ()
+    source: str = ""
+    quantisation: str | None = None
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The language model's part of the configuration, which multimodal models nest."""
+        return self.config.get("text_config") or self.config.get("llm_config") or self.config
+
+    @property
+    def architectures(self) -> list[str]:
+        """The classes that vLLM looks up in its registry."""
+        return list(self.config.get("architectures") or [])
+
+    @property
+    def heads(self) -> int | None:
+        """Attention heads of the language model."""
+        return self.text.get("num_attention_heads")
+
+    @property
+    def families(self) -> list[str]:
+        """What kind of model it is; reasons are given by these, not by names."""
+        text = self.text
+        found = []
+        if is_gdn(text):
+            found += ["GDN", "hybrid"]
+        elif "mamba" in str(text.get("layer_types", "")) or text.get("mamba_d_state") or text.get("ssm_cfg"):
+            found.append("hybrid")
+        if text.get("kv_lora_rank"):
+            found.append("MLA")
+        if text.get("index_topk"):
+            found.append("sparse attention")
+        if any(text.get(key) for key in _MOE):
+            found.append("MoE")
+        if any(key in self.config for key in ("vision_config", "audio_config")):
+            found.append("multimodal")
+        if self.quantisation:
+            found.append(f"quantised ({self.quantisation})")
+        return found
+
+    @property
+    def remote_code(self) -> list[str]:
+        """The classes that its configuration takes from Python files of its own."""
+        return sorted({str(value) for value in (self.config.get("auto_map") or {}).values()})
+
+
+def is_gdn(text: Mapping[str, Any]) -> bool:
+    """Whether some layers are gated delta networks: linear attention with a state instead of a KV cache."""
+    return bool(text.get("linear_num_value_heads") and text.get("linear_key_head_dim"))
+
+
+def model_of(config: Mapping[str, Any], weight_bytes: int | None, source: str) -> Model:
+    """A model of which only a configuration is known."""
+    return Model(config, weight_bytes, (), source, _quantisation(config, {}))
+
+
+def model_at(directory: Path, draft: bool = False) -> Model | None:
+    """The model in a directory, or None where there is no readable config.json."""
+    try:
+        stamp = (directory / "config.json").stat().st_mtime_ns
+    except OSError:
+        return None
+    return _model_at(directory, draft, stamp)
+
+
+@lru_cache(maxsize=256)
+def _model_at(directory: Path, draft: bool, _stamp: int) -> Model | None:
+    config = _json(directory / "config.json")
+    if not config:
+        return None
+    files = {
+        str(path.relative_to(directory)): path
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    }
+    weights = [path for name, path in files.items() if name.endswith((".safetensors", ".bin"))]
+    total = sum(path.stat().st_size for path in weights) or None
+    quantisation = _quantisation(config, _json(directory / "hf_quant_config.json"))
+    missing = tuple(completeness_problems(files, draft=draft))
+    return Model(config, total, missing, f"{directory}/config.json", quantisation)
+
+
+def _quantisation(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> str | None:
+    """The weights' quantisation: config.json's own word, or that of NVIDIA's ModelOpt in a file beside it."""
+    found = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config") or {}
+    named = found.get("quant_algo") or found.get("quant_method")
+    named = named or (modelopt.get("quantization") or {}).get("quant_algo")
+    return str(named).lower() if named else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,136 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What the plan knows of models: from the files where they are at hand on the control node, else from the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .memory_estimate import GIB, estimate
+from .model_knowledge import Model, model_at, model_of
+from .serve_catalogue import Finding, catalogued_versions, serve_catalogue, size
+
+
+class ModelShelf:
+    """The models of one host by name.
+
+    Args:
+        sources: ``vllm_models``.
+        bundle: the bundle's directory, where the host's variables name one.
+    """
+
+    def __init__(self, sources: Mapping[str, Any], bundle: str | None) -> None:
+        self._sources = sources
+        self._bundle = bundle
+
+    def _at_hand(self, name: str, draft: bool = False) -> Model | None:
+        directories = [(self._sources.get(name) or {}).get("directory")]
+        directories.append(f"{self._bundle}/models/{name}" if self._bundle else None)
+        found = (model_at(Path(one), draft) for one in directories if one)
+        return next((model for model in found if model is not None), None)
+
+    def missing(self, name: str, draft: bool = False) -> tuple[str, ...]:
+        """What would keep vLLM from loading it offline; nothing where its files are not at hand."""
+        model = self._at_hand(name, draft or bool((self._sources.get(name) or {}).get("draft")))
+        return model.missing if model is not None else ()
+
+    def notes(self, name: str, where: str) -> list[dict[str, str]]:
+        """What is worth knowing of a model whose files are at hand, or that they are not."""
+        model = self._at_hand(name)
+        if model is None:
+            what = f"the files of {name} are not at hand on this machine, so nothing could be read from them"
+            return [{"where": where, "what": what}]
+        found = []
+        if model.families:
+            found.append({"where": where, "what": f"{name} is {', '.join(model.families)}"})
+        if model.remote_code:
+            what = f"{name} brings Python code of its own ({', '.join(model.remote_code)}), all of its files are local"
+            found += [] if model.missing else [{"where": where, "what": what}]
+        return found
+
+    def findings(self, name: str, version: str | None, serve: Mapping[str, Any]) -> list[Finding]:
+        """Arguments and release against the model; ``version`` is vLLM's, None where the release is wrong."""
+        model = self._at_hand(name)
+        if model is None:
+            return []
+        return [*_registration(model, version, serve), *_parallel(model, serve), *_length(model, serve)]
+
+    def estimate(
+        self, name: str, draft: str | None, serve: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The memory estimate of an instance; ``about`` is its profile's."""
+        numbers, hardware = about.get("numbers") or {}, about.get("hardware") or {}
+        model, helper = self._at_hand(name), self._at_hand(draft, True) if draft else None
+        if model is None and numbers.get("config"):
+            model = model_of(numbers["config"], int(numbers["weights_gib"] * GIB), numbers["source"])
+            if draft and helper is None and numbers.get("draft_gib"):
+                helper = model_of({}, int(numbers["draft_gib"] * GIB), numbers["source"])
+        if model is None:
+            return {
+                "verdict": "unknown",
+                "source": f"neither the files of {name} are at hand nor numbers in the profile",
+            }
+        if about.get("accelerator") == "cpu":
+            # On a CPU the KV cache has a size of its own (VLLM_CPU_KVCACHE_SPACE), beside the host's memory.
+            return estimate(model, serve, None, helper)
+        return estimate(model, serve, hardware.get("gpu_memory_gib"), helper)
+
+
+def _registration(model: Model, version: str | None, serve: Mapping[str, Any]) -> list[Finding]:
+    """Whether vLLM has an implementation of its own for one of the architectures."""
+    known = serve_catalogue(version) if version else None
+    if (
+        known is None
+        or not model.architectures
+        or _registered(model, known)
+        or serve.get("model-impl") == "transformers"
+    ):
+        return []
+    having = [one for one in catalogued_versions() if _registered(model, serve_catalogue(one) or {})]
+    return [
+        Finding(
+            "",
+            f"vLLM {version} registers no {' or '.join(model.architectures)}"
+            + (f"; {', '.join(having)} do" if having else "; no catalogued version does"),
+            "Choose a release of such a version." if having else "See whether its own Transformers backend can run it.",
+            stops=False,
+            source=f"vllm/model_executor/models/registry.py of {version}, catalogue/serve/{version}.json",
+        )
+    ]
+
+
+def _registered(model: Model, known: Mapping[str, Any]) -> bool:
+    names = {name for kind in known.get("architectures", {}).values() for name in kind}
+    return any(name in names for name in model.architectures)
+
+
+def _parallel(model: Model, serve: Mapping[str, Any]) -> list[Finding]:
+    tensor, heads = serve.get("tensor-parallel-size", 1), model.heads
+    if not isinstance(tensor, int) or isinstance(tensor, bool) or tensor < 1 or not heads or heads % tensor == 0:
+        return []
+    fitting = [str(count) for count in range(1, heads + 1) if heads % count == 0 and count <= 2 * tensor]
+    return [
+        Finding(
+            "tensor-parallel-size",
+            f"is {tensor}, and the model has {heads} attention heads, which vLLM does not divide by it",
+            f"Use one of {', '.join(fitting)}.",
+            source="vllm/config/model.py, verify_with_parallel_config",
+        )
+    ]
+
+
+def _length(model: Model, serve: Mapping[str, Any]) -> list[Finding]:
+    wanted, longest = size(serve.get("max-model-len")), model.text.get("max_position_embeddings")
+    scaled = (model.text.get("rope_scaling") or model.text.get("rope_parameters") or {}).get("factor")
+    if wanted is None or not longest or scaled or serve.get("hf-overrides") or wanted <= longest:
+        return []
+    return [
+        Finding(
+            "max-model-len",
+            f"is {wanted:,}, and the model was made for {longest:,}: vLLM refuses it",
+            f"Use at most {longest}, or scale its positions with hf-overrides.",
+            source="vllm/config/model.py, _get_and_verify_max_len",
+        )
+    ]

@@ -1,0 +1,421 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Arguments of ``vllm serve`` compared with what one vLLM version accepts, without that vLLM.
+
+catalogue/serve/<version>.json holds what vLLM's own parser and registries say (serve_dump). Words are judged here as
+argparse and vLLM's conversion functions judge them; a test compares the two over generated arguments. What vLLM finds
+out only when it builds its configuration is left to the release itself, which parses the file before it may start.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from .catalogue import COLLECTION, CatalogueError
+from .role_variables import nearest
+from .serve_config import ServeArgumentRefused, command_words
+
+try:
+    from packaging.version import Version
+except ImportError as error:  # ansible-core brings it; where only plugins are listed, it may be absent
+    PACKAGING_MISSING = error
+
+FOLDER = COLLECTION / "catalogue" / "serve"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with one argument, or worth a warning.
+
+    Attributes:
+        flag: the argument's name as the plan has it.
+        stops: vLLM would refuse to start with it.
+        source: where that is known from.
+    """
+
+    flag: str
+    what: str
+    remedy: str
+    stops: bool = True
+    source: str = ""
+
+
+@cache
+def catalogued_versions() -> tuple[str, ...]:
+    """The vLLM versions whose arguments are known, oldest first."""
+    return tuple(sorted((path.stem for path in FOLDER.glob("*.json")), key=Version))
+
+
+@cache
+def serve_catalogue(version: str) -> dict[str, Any] | None:
+    """What a version accepts, or None where nobody has looked. The result is shared: do not change it.
+
+    Raises:
+        CatalogueError: the file is no JSON.
+    """
+    path = FOLDER / f"{version}.json"
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CatalogueError(f"{path}: {error}") from error
+
+
+@cache
+def _names(version: str) -> dict[str, str]:
+    """Every long name that the parser of a version takes, to the flag it belongs to."""
+    known = serve_catalogue(version) or {"flags": {}}
+    names = {}
+    for flag, spec in known["flags"].items():
+        names[flag] = flag
+        for option in (*spec.get("aliases", ()), *spec.get("negative", ())):
+            if option.startswith("--"):
+                names[option[2:]] = flag
+    return names
+
+
+def versions_with(flag: str) -> list[str]:
+    """The catalogued versions that know a flag."""
+    return [version for version in catalogued_versions() if flag in _names(version)]
+
+
+def findings(version: str, serve: Mapping[str, Any]) -> list[Finding]:
+    """What vLLM ``version`` would refuse of the arguments, and what it takes but would regret.
+
+    Args:
+        version: of one that is not catalogued only what holds for all is checked.
+        serve: long names without dashes to values, as in a plan.
+    """
+    known = serve_catalogue(version)
+    if known is None:  # what holds for every version
+        return [*_sizes(serve), *_batch(serve), *_utilisation(serve)]
+    found: list[Finding] = []
+    for flag, value in serve.items():
+        if value is None:
+            continue
+        if (reason := refused(version, flag, value)) is not None:
+            found.append(reason)
+        elif known["flags"][_names(version)[flag]].get("deprecated"):
+            what = f"is deprecated in vLLM {version}, and goes in a later one"
+            found.append(
+                Finding(flag, what, "See its description in `vllm serve --help=all`.", False, _source(version))
+            )
+    right = {flag: value for flag, value in serve.items() if flag not in {one.flag for one in found if one.stops}}
+    found += [*_parser_names(version, known, right), *_sizes(right), *_speculative(version, known, right)]
+    return [*found, *_batch(right), *_utilisation(right)]
+
+
+def _source(version: str) -> str:
+    return f"the parser of vLLM {version}, catalogue/serve/{version}.json"
+
+
+# -- what the parser itself judges -----------------------------------------------------------------------------------
+
+
+def refused(version: str, flag: str, value: Any) -> Finding | None:
+    """Why the parser of ``version`` does not take this argument, or None where it does."""
+    known = serve_catalogue(version) or {"flags": {}}
+    name = _names(version).get(flag)
+    if name is None:
+        return _unknown(version, flag)
+    try:
+        spoken = command_words(flag, value)
+    except ServeArgumentRefused as error:
+        return Finding(flag, "has no form that vLLM reads back as meant", str(error))
+    for option, words in spoken:
+        owner = _names(version).get(option)
+        if owner is None:
+            return Finding(
+                flag,
+                f"is {_shown(value)}, and has no negative form in vLLM {version}",
+                "Remove it (null): it is off without it.",
+                source=_source(version),
+            )
+        if (reason := _refused_words(known["flags"][owner], words)) is not None:
+            what, remedy = reason
+            return Finding(flag, f"is {_shown(value)}: {what} in vLLM {version}", remedy, source=_source(version))
+    return None
+
+
+def _unknown(version: str, flag: str) -> Finding:
+    names = _names(version)
+    short = {
+        alias.lstrip("-"): one
+        for one, spec in (serve_catalogue(version) or {"flags": {}})["flags"].items()
+        for alias in spec.get("aliases", ())
+    }
+    elsewhere = versions_with(flag)
+    what = f"vLLM {version} has no argument of this name"
+    if elsewhere:
+        what += f"; {', '.join(elsewhere)} ha{'s' if len(elsewhere) == 1 else 've'} it"
+    whole = [name for name in names if name.startswith(flag)]
+    if flag in short:
+        remedy = f"Write {short[flag]}."
+    elif len(whole) == 1:
+        remedy = f"Write {whole[0]} in full."
+    else:
+        near = nearest(flag, names)
+        remedy = near.capitalize() if near.startswith("did") else "Remove it."
+        remedy = remedy if not elsewhere else f"{remedy} Or choose a release of a version that has it."
+    return Finding(flag, what, remedy, source=_source(version))
+
+
+def _refused_words(spec: Mapping[str, Any], words: Sequence[str] | None) -> tuple[str, str] | None:
+    kind, nargs = spec.get("kind", "store"), spec.get("nargs")
+    if kind in ("toggle", "switch"):
+        return (
+            None
+            if not words
+            else ("it takes no value, and vLLM would serve a model of that name", "Write true or false.")
+        )
+    given = list(words or ())
+    if not given and nargs != "?":
+        return "it wants a value", _wanted(spec)
+    if len(given) > 1 and nargs != "+":
+        return "it takes one value, and vLLM would serve a model named like the next", _wanted(spec)
+    judge = _lora_problem if kind == "lora" else _word_problem
+    return next((problem for word in given if (problem := judge(spec, word)) is not None), None)
+
+
+def _wanted(spec: Mapping[str, Any]) -> str:
+    if "choices" in spec:
+        return f"Give one of {', '.join(str(choice) for choice in spec['choices'])}."
+    named = {
+        "int": "a whole number",
+        "float": "a number",
+        "size": "a whole number, or text such as 8K",
+        "size-or-auto": "a whole number, text such as 256K, or auto",
+        "json": "a map",
+        "object": "a map",
+        "json-or-text": "text or a map",
+    }.get(spec.get("type", "str"), "text")
+    return f"Give {named}{', or a list of such' if spec.get('nargs') == '+' else ''}."
+
+
+def _word_problem(spec: Mapping[str, Any], word: str) -> tuple[str, str] | None:
+    if spec.get("optional") and word in ("", "None"):
+        return None
+    kind = spec.get("type", "str")
+    if kind == "object":
+        return _object_problem(spec, word)
+    try:
+        value = _CONVERSIONS[kind](word)
+    except ValueError:
+        return "it is no " + {"int": "whole number", "float": "number"}.get(kind, "value of its kind"), _wanted(spec)
+    choices = spec.get("choices")
+    if choices is not None and value not in choices:
+        near = nearest(str(value), [str(choice) for choice in choices])
+        return "it is none of the choices", near[0].upper() + near[1:]
+    return None
+
+
+def _size(word: str) -> int:
+    """A size as vLLM reads it (vllm/utils/argparse_utils.py, human_readable_int): 1k is 1000, 1K is 1024.
+
+    Raises:
+        ValueError: it is none.
+    """
+    word = word.strip()
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", word):
+        number, suffix = match.groups()
+        power = "kmgt".index(suffix.lower()) + 1
+        return int(float(number) * 1000**power) if suffix.islower() else int(number) * 1024**power
+    return int(word)
+
+
+def size(value: Any) -> int | None:
+    """Tokens or bytes of a size argument's value, or None where it is no size."""
+    try:
+        return _size(str(value)) if not isinstance(value, bool) else None
+    except ValueError:
+        return None
+
+
+def _size_or_auto(word: str) -> int:
+    return -1 if word.strip() == "-1" or word.strip().lower() == "auto" else _size(word)
+
+
+def _json_or_text(word: str) -> Any:
+    return json.loads(word) if re.match(r"(?s)^\s*{.*}\s*$", word) and word not in ("", "None") else word
+
+
+_CONVERSIONS: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "size": _size,
+    "size-or-auto": _size_or_auto,
+    "json": json.loads,
+    "json-or-text": _json_or_text,
+    "name": lambda word: word.lower().replace("-", "_"),
+    "devices": str,
+}
+
+
+def _lora_problem(spec: Mapping[str, Any], word: str) -> tuple[str, str] | None:
+    remedy = "Give maps with name and path."
+    if word == "":
+        return None
+    if "=" in word and "," not in word:
+        return None if word.count("=") == 1 else ("it holds more than one =", remedy)
+    try:
+        module = json.loads(word)
+    except ValueError:
+        return "it is neither name=path nor a map", remedy
+    if not isinstance(module, dict) or not {"name", "path"} <= module.keys():
+        return "it lacks name or path", remedy
+    return _fields_problem(spec, module)
+
+
+def _object_problem(spec: Mapping[str, Any], word: str) -> tuple[str, str] | None:
+    try:
+        value = json.loads(word)
+    except ValueError:
+        # vLLM writes out sizes such as 1k in it before it reads it as JSON; that is too rare to repeat here.
+        return None if re.search(r"\d[kKmMgGtT]\b", word) else ("it is no map", _wanted(spec))
+    if not isinstance(value, dict):
+        return "it is no map", _wanted(spec)
+    return _fields_problem(spec, value)
+
+
+def _fields_problem(spec: Mapping[str, Any], value: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Keys that the configuration class does not have, and values that its annotation excludes."""
+    fields = spec["fields"]
+    for key, inner in value.items():
+        if key not in fields:
+            if spec.get("open"):
+                continue
+            near = nearest(key, fields)
+            return f"it has no key {key}", near[0].upper() + near[1:]
+        field = fields[key]
+        if inner is None and field.get("optional"):
+            continue
+        if "choices" in field and isinstance(inner, str) and inner not in field["choices"]:
+            near = nearest(inner, [str(choice) for choice in field["choices"]])
+            return f"{key} {inner!r} is none of the choices", near[0].upper() + near[1:]
+        if field.get("type") in ("int", "float", "bool") and isinstance(inner, (dict, list)):
+            return f"{key} is {_shown(inner)}", f"Give {field['type']}."
+    return None
+
+
+# -- what it takes and the start refuses, or the operator regrets -----------------------------------------------------
+
+
+def _parser_names(version: str, known: Mapping[str, Any], serve: Mapping[str, Any]) -> Iterator[Finding]:
+    """vLLM looks parser names up when the server starts; the command line takes any text."""
+    for flag, part, plugin in (
+        ("tool-call-parser", "tool_call_parsers", "tool-parser-plugin"),
+        ("reasoning-parser", "reasoning_parsers", "reasoning-parser-plugin"),
+    ):
+        name = serve.get(flag)
+        if not isinstance(name, str) or not name or name in known[part] or serve.get(plugin):
+            continue
+        having = [one for one in catalogued_versions() if name in (serve_catalogue(one) or {part: []})[part]]
+        what = f"vLLM {version} has no parser {name!r}" + (f"; {', '.join(having)} has" if having else "")
+        near = nearest(name, known[part])
+        yield Finding(flag, what, near[0].upper() + near[1:], source=f"{part} in catalogue/serve/{version}.json")
+
+
+def _sizes(serve: Mapping[str, Any]) -> Iterator[Finding]:
+    for flag in ("max-model-len", "max-num-batched-tokens"):
+        value = serve.get(flag)
+        if not isinstance(value, str) or not re.fullmatch(r"\s*\d+[kmgt]\s*", value):
+            continue
+        meant = value.strip()[:-1] + value.strip()[-1].upper()
+        yield Finding(
+            flag,
+            f"{value} is {_size(value):,} to vLLM, and {meant} is {_size(meant):,}",
+            "Write the number itself.",
+            # A context that is 2.4 % shorter than the model's is never meant; a batch of 8,000 may be.
+            stops=flag == "max-model-len",
+            source="vllm/utils/argparse_utils.py, human_readable_int",
+        )
+
+
+def _speculative(version: str, known: Mapping[str, Any], serve: Mapping[str, Any]) -> Iterator[Finding]:
+    value = serve.get("speculative-config")
+    if not isinstance(value, dict):
+        return
+    reason = _fields_problem(known["speculative"], value)
+    if reason is not None:
+        source = f"SpeculativeConfig of vLLM {version}, catalogue/serve/{version}.json"
+        yield Finding("speculative-config", f"{reason[0]} in vLLM {version}", reason[1], source=source)
+
+
+def _batch(serve: Mapping[str, Any]) -> Iterator[Finding]:
+    source = "vllm/config/scheduler.py, verify_max_model_len"
+    batched = size(serve.get("max-num-batched-tokens"))
+    sequences, length = serve.get("max-num-seqs"), size(serve.get("max-model-len"))
+    if batched is None:
+        return
+    if isinstance(sequences, int) and not isinstance(sequences, bool) and batched < sequences:
+        yield Finding(
+            "max-num-batched-tokens",
+            f"is {batched:,}, below max-num-seqs {sequences:,}: vLLM refuses to start",
+            "Raise it, or lower max-num-seqs.",
+            source=source,
+        )
+    whole = serve.get("enable-chunked-prefill") is False or serve.get("no-enable-chunked-prefill") is True
+    if whole and length is not None and batched < length:
+        yield Finding(
+            "max-num-batched-tokens",
+            f"is {batched:,}, below the context of {length:,}, and prefill is not chunked: vLLM refuses to start",
+            "Raise it to max-model-len, or leave enable-chunked-prefill on.",
+            source=source,
+        )
+
+
+def _utilisation(serve: Mapping[str, Any]) -> Iterator[Finding]:
+    value = serve.get("gpu-memory-utilization")
+    try:
+        share = float(value) if value is not None and not isinstance(value, bool) else None
+    except (TypeError, ValueError):
+        return
+    if share is None:
+        return
+    if not 0 < share <= 1:
+        yield Finding(
+            "gpu-memory-utilization",
+            f"is {share:g}, and a share of the GPU's memory lies above 0 and up to 1",
+            "Write it like 0.92.",
+            source="vllm/config/cache.py",
+        )
+    elif share > _STABLE_SHARE and (size(serve.get("max-model-len")) or 0) >= _LONG_CONTEXT:
+        yield Finding(
+            "gpu-memory-utilization",
+            f"is {share:g} with a context of {size(serve['max-model-len']):,}: CUDA graphs are captured after the KV "
+            "cache is laid out, and 0.98 ran out of memory there at 256K on the reference node",
+            f"Use {_STABLE_SHARE}, the stable point.",
+            stops=False,
+            source="measured on the reference 8-GPU node; https://github.com/vllm-project/vllm/issues/57475",
+        )
+
+
+# The stable point of the reference node, and from which context on it was needed (it ran out at 256K).
+_STABLE_SHARE = 0.95
+_LONG_CONTEXT = 131072
+
+
+def unknown_environment(version: str, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that begin like vLLM's own environment variables and are none of this version's."""
+    known = serve_catalogue(version)
+    if known is None:
+        return []
+    return [name for name in names if name.startswith("VLLM_") and name not in known["environment"]]
+
+
+def nearest_environment(version: str, name: str) -> str:
+    """The names that a variable was probably meant to be."""
+    near = nearest(name, (serve_catalogue(version) or {"environment": []})["environment"])
+    return near.capitalize() if near.startswith("did") else "Remove it, if no plugin of yours reads it."
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,590 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Bad input of every kind, each with the one problem that it must give: none is accepted, none crashes the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.onprem.vllm.tests.unit.plan_inputs import (
+    CPU_RELEASE,
+    CUDA_RELEASE,
+    GPU,
+    MIXED,
+    PROFILE,
+    SM120,
+    TINY,
+    instance,
+    plan,
+)
+
+
+def gemma(**settings: Any) -> dict[str, Any]:
+    return {"vllm_instances": {"gemma": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [0], **settings}}}
+
+
+def serve(**arguments: Any) -> dict[str, Any]:
+    """Arguments of the tiny instance; _ stands for -."""
+    return instance(serve={name.replace("_", "-"): value for name, value in arguments.items()})
+
+
+BAD = [
+    # what is wrong, the base, changes, where, a part of what or remedy
+    ("unknown profile", TINY, instance(profile="tiny-cpuu"), "vllm_instances.glm.profile", "tiny-cpu?"),
+    ("profile missing", TINY, {"vllm_instances": {"glm": {"port": 8000}}}, "vllm_instances.glm.profile", "missing"),
+    ("unknown release", TINY, {"vllm_release": "0.28.0-cp"}, "vllm_release", "0.28.0-cpu"),
+    ("unknown release of an instance", TINY, instance(release="9"), "vllm_instances.glm.release", "no release '9'"),
+    ("no release at all", TINY, {"vllm_release": ...}, "vllm_instances.glm.release", "vllm_release"),
+    ("release without a lock", GPU, {"vllm_release": "0.28.0-cu129"}, "vllm_release", "make lock RELEASE=0.28.0-cu129"),
+    (
+        "release defined wrongly",
+        TINY,
+        {"vllm_release": "x", "vllm_releases": {"x": {"vllm": "0.28.0"}}},
+        "vllm_releases.x",
+        "variant",
+    ),
+    ("release is no map", TINY, {"vllm_release": "x", "vllm_releases": {"x": 3}}, "vllm_releases.x", "mapping"),
+    ("model unknown", TINY, {"vllm_models": {}}, "vllm_instances.glm.model", "vllm_models.tiny-qwen3"),
+    ("model is a path", TINY, instance(model="../x"), "vllm_instances.glm.model", "no model name"),
+    ("model without source", TINY, {"vllm_models": {"tiny-qwen3": {}}}, "vllm_models.tiny-qwen3", "exactly one"),
+    (
+        "model with two sources",
+        TINY,
+        {"vllm_models": {"tiny-qwen3": {"directory": "/a", "repository": "a/b", "revision": "a" * 40}}},
+        "vllm_models.tiny-qwen3",
+        "exactly one",
+    ),
+    (
+        "model at a branch",
+        TINY,
+        {"vllm_models": {"tiny-qwen3": {"repository": "a/b", "revision": "main"}}},
+        "vllm_models.tiny-qwen3.revision",
+        "40 digits",
+    ),
+    (
+        "unknown key of a model",
+        TINY,
+        {"vllm_models": {"tiny-qwen3": {"directry": "/a"}}},
+        "vllm_models.tiny-qwen3.directry",
+        "directory",
+    ),
+    (
+        "manifest hash cut",
+        TINY,
+        {"vllm_models": {"tiny-qwen3": {"directory": "/a", "manifest_sha256": "abc"}}},
+        "vllm_models.tiny-qwen3.manifest_sha256",
+        "64 hex",
+    ),
+    (
+        "port twice",
+        TINY,
+        {"vllm_instances": {name: {"profile": "tiny-cpu", "port": 8000} for name in ("glm", "b")}},
+        "vllm_instances.b.port",
+        "taken by instance glm",
+    ),
+    ("port too high", TINY, instance(port=65536), "vllm_instances.glm.port", "1024 to 65535"),
+    ("port privileged", TINY, instance(port=80), "vllm_instances.glm.port", "1024 to 65535"),
+    ("port is a word", TINY, instance(port="http"), "vllm_instances.glm.port", "expected int"),
+    ("port is a boolean", TINY, instance(port=True), "vllm_instances.glm.port", "expected int"),
+    ("port missing", TINY, {"vllm_instances": {"glm": {"profile": "tiny-cpu"}}}, "vllm_instances.glm.port", "missing"),
+    (
+        "no unit name",
+        TINY,
+        {"vllm_instances": {"glm 5": {"profile": "tiny-cpu", "port": 8000}}},
+        "vllm_instances.glm 5",
+        "no unit name",
+    ),
+    (
+        "a template's unit name",
+        TINY,
+        {"vllm_instances": {"glm@1": {"profile": "tiny-cpu", "port": 8000}}},
+        "vllm_instances.glm@1",
+        "no unit name",
+    ),
+    (
+        "name that YAML reads as a number",
+        TINY,
+        {"vllm_instances": {1: {"profile": "tiny-cpu", "port": 8000}}},
+        "vllm_instances.1",
+        "Quote",
+    ),
+    ("no network", TINY, {"vllm_client_networks": ["10.77.0.0/33"]}, "vllm_client_networks", "10.77.0.0/33"),
+    ("network with host bits", TINY, instance(networks=["10.7.0.1/24"]), "vllm_instances.glm.networks", "host bits"),
+    ("network is text", TINY, {"vllm_client_networks": "10.77.0.0/24"}, "vllm_client_networks", "expected a list"),
+    ("clients not said", TINY, {"vllm_client_networks": ...}, "vllm_client_networks", "nobody could reach"),
+    ("misspelt variable", TINY, {"vllm_instance": {}}, "vllm_instance", "vllm_instances"),
+    ("misspelt variable of a role", TINY, {"vllm_service_nofiles": 1}, "vllm_service_nofiles", "vllm_service_nofile"),
+    ("misspelt prefix", TINY, {"vlm_instances": {}}, "vlm_instances", "vllm_instances"),
+    ("wrong type of a role's variable", TINY, {"vllm_service_nofile": "many"}, "vllm_service_nofile", "expected int"),
+    ("wrong choice of a role's variable", TINY, {"hf_cache_verify": "half"}, "hf_cache_verify", "full"),
+    ("unquoted version", TINY, {"vllm_release": 0.28}, "vllm_release", "quotes"),
+    ("instances as a list", TINY, {"vllm_instances": [{"name": "glm"}]}, "vllm_instances", "expected a map"),
+    ("instance is a word", TINY, {"vllm_instances": {"glm": "tiny-cpu"}}, "vllm_instances.glm", "expected a map"),
+    ("unknown key of an instance", TINY, instance(ports=8000), "vllm_instances.glm.ports", "port?"),
+    (
+        "unknown key of overrides",
+        TINY,
+        {"vllm_host_overrides": {"env": {}}},
+        "vllm_host_overrides.env",
+        "environment",
+    ),
+    ("serve is a list", TINY, instance(serve=["--port"]), "vllm_instances.glm.serve", "expected a map"),
+    (
+        "argument with underscores",
+        TINY,
+        instance(serve={"max_model_len": 5}),
+        "vllm_instances.glm.serve.max_model_len",
+        "Write max-model-len",
+    ),
+    (
+        "argument with dashes in front",
+        TINY,
+        {"vllm_group_overrides": {"serve": {"--seed": 5}}},
+        "vllm_group_overrides.serve.--seed",
+        "Write seed",
+    ),
+    ("port as an argument", TINY, instance(serve={"port": 1}), "vllm_instances.glm.serve.port", "Set `port`"),
+    ("key as an argument", TINY, instance(serve={"api-key": "x"}), "vllm_instances.glm.serve.api-key", "vllm_secrets"),
+    ("256k", TINY, instance(serve={"max-model-len": "256k"}), "vllm_instances.glm.serve.max-model-len", "262,144"),
+    (
+        "tool choice without parser",
+        TINY,
+        instance(serve={"enable-auto-tool-choice": True}),
+        "vllm_instances.glm.serve.enable-auto-tool-choice",
+        "tool-call-parser",
+    ),
+    (
+        "shutdown timeout at the stop limit",
+        TINY,
+        {"vllm_service_shutdown_timeout_s": 120},
+        "vllm_service_shutdown_timeout_s",
+        "stop limit of 120 s",
+    ),
+    (
+        "shutdown timeout of one instance",
+        TINY,
+        instance(serve={"shutdown-timeout": 500}),
+        "vllm_instances.glm.serve.shutdown-timeout",
+        "stop limit",
+    ),
+    ("no address", TINY, instance(host="glm1.example"), "vllm_instances.glm.host", "no address"),
+    ("no mirror", TINY, {"vllm_mirror_url": ...}, "vllm_mirror_url", "not set"),
+    ("mirror without scheme", TINY, {"vllm_mirror_url": "mirror1:80"}, "vllm_mirror_url", "no address"),
+    ("mirror with a password", TINY, {"vllm_mirror_url": "http://u:p@m"}, "vllm_mirror_url", "without user"),
+    ("mirror with a wrong port", TINY, {"vllm_mirror_url": "http://m:99999"}, "vllm_mirror_url", "no address"),
+    (
+        "environment name",
+        TINY,
+        instance(environment={"A B": "1"}),
+        "vllm_instances.glm.environment.A B",
+        "no name of an environment variable",
+    ),
+    ("environment boolean", TINY, instance(environment={"A": True}), "vllm_instances.glm.environment.A", "quotes"),
+    ("environment list", TINY, instance(environment={"A": [1]}), "vllm_instances.glm.environment.A", "text"),
+    (
+        "environment of two lines",
+        TINY,
+        instance(environment={"A": "1\nB=2"}),
+        "vllm_instances.glm.environment.A",
+        "line",
+    ),
+    (
+        "online",
+        TINY,
+        instance(environment={"HF_HUB_OFFLINE": "0"}),
+        "vllm_instances.glm.environment.HF_HUB_OFFLINE",
+        "open to nobody",
+    ),
+    (
+        "the collection's own environment",
+        TINY,
+        instance(environment={"ONPREM_VLLM_GENERATION": "9"}),
+        "vllm_instances.glm.environment.ONPREM_VLLM_GENERATION",
+        "open to nobody",
+    ),
+    (
+        "secret of that name",
+        TINY,
+        {"vllm_secrets": {"glm": {"ONPREM_VLLM_URL": "x"}}},
+        "vllm_secrets.glm.ONPREM_VLLM_URL",
+        "nobody",
+    ),
+    (
+        "secret in the open",
+        TINY,
+        instance(environment={"VLLM_API_KEY": "x"}),
+        "vllm_instances.glm.environment.VLLM_API_KEY",
+        "vllm_secrets",
+    ),
+    ("secrets of nobody", TINY, {"vllm_secrets": {"glmm": {"A": "x"}}}, "vllm_secrets.glmm", "glm?"),
+    ("secret is no text", TINY, {"vllm_secrets": {"glm": {"A": 7}}}, "vllm_secrets.glm.A", "no text"),
+    (
+        "secret twice",
+        TINY,
+        {"vllm_secrets": {"glm": {"VLLM_CPU_KVCACHE_SPACE": "x"}}},
+        "vllm_secrets.glm.VLLM_CPU_KVCACHE_SPACE",
+        "Keep one",
+    ),
+    ("CUDA profile on a CPU release", GPU, {"vllm_release": "0.31.0-cpu"}, "vllm_instances.glm.release", "for cuda"),
+    (
+        "vLLM too old for the profile",
+        GPU,
+        {"vllm_release": "0.28.0-cu130"},
+        "vllm_instances.glm.release",
+        "dense prefill",
+    ),
+    (
+        "vLLM outside the profile's range",
+        GPU,
+        {"vllm_releases": {"site-cu130": {**CUDA_RELEASE, "vllm": "0.24.0"}}},  # nobody knows what it pins
+        "vllm_instances.glm.release",
+        "it is for vLLM >=0.25.0",
+    ),
+    (
+        "GPU twice on a host",
+        GPU,
+        {
+            "vllm_instances": {
+                name: {"profile": "gemma-4-26b-l40s", "port": port, "gpus": [0]}
+                for name, port in (("a", 1024), ("b", 8000))
+            }
+        },
+        "vllm_instances.b.gpus",
+        "GPU 0 is taken by instance a",
+    ),
+    (
+        "GPUs named by one of two",
+        GPU,
+        {
+            "vllm_instances": {
+                "a": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [0]},
+                "b": {"profile": "gemma-4-26b-l40s", "port": 8001},
+            }
+        },
+        "vllm_instances.b.gpus",
+        "names none uses all",
+    ),
+    (
+        "too few GPUs named",
+        GPU,
+        {"vllm_instances": {"glm": {"profile": "glm-5.2-nvfp4-8gpu", "port": 8000, "gpus": [0, 1]}}},
+        "vllm_instances.glm.gpus",
+        "names 2 GPUs",
+    ),
+    ("GPU on a CPU release", TINY, instance(gpus=[0]), "vllm_instances.glm.gpus", "runs on the CPU"),
+    ("GPU of no kind", TINY, instance(gpus=["first"]), "vllm_instances.glm.gpus", "no GPU"),
+    (
+        "GPU named twice",
+        GPU,
+        {"vllm_instances": {"g": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [1, "1"]}}},
+        "vllm_instances.g.gpus",
+        "stands twice",
+    ),
+    (
+        "parallel size is a word",
+        GPU,
+        {
+            "vllm_instances": {
+                "glm": {"profile": "glm-5.2-nvfp4-8gpu", "port": 8000, "serve": {"tensor-parallel-size": "x"}}
+            }
+        },
+        "vllm_instances.glm.serve.tensor-parallel-size",
+        "whole number",
+    ),
+    (
+        "profile extends itself",
+        TINY,
+        {"vllm_profiles": {"a": {"extends": "b"}, "b": {"extends": "a"}}},
+        "vllm_profiles.a.extends",
+        "circle",
+    ),
+    (
+        "profile extends nothing known",
+        TINY,
+        {"vllm_profiles": {"a": {"extends": "tiny-cp"}}},
+        "vllm_profiles.a.extends",
+        "tiny-cpu",
+    ),
+    (
+        "profile with a wrong range",
+        TINY,
+        {"vllm_profiles": {"a": {"vllm": {"versions": "0.28 and up"}}}},
+        "vllm_profiles.a.vllm",
+        "no version range",
+    ),
+    (
+        "profile with an unknown key",
+        TINY,
+        {"vllm_profiles": {"a": {"args": {}}}},
+        "vllm_profiles.a.args",
+        "no such key",
+    ),
+    ("patch defined wrongly", TINY, {"vllm_patches": {"x": ["file"]}}, "vllm_patches.x", "mapping"),
+    (
+        "wrong patch of a release",
+        TINY,
+        {
+            "vllm_patches": {"x": 3},
+            "vllm_release": "mine",
+            "vllm_releases": {"mine": {**CPU_RELEASE, "patches": ["x"]}},
+        },
+        "vllm_patches.x",
+        "mapping",
+    ),
+    (
+        "wrong patch of a profile",
+        TINY,
+        {"vllm_patches": {"x": 3}, "vllm_profiles": {"tiny-cpu": {**PROFILE, "patches": ["x"]}}},
+        "vllm_patches.x",
+        "mapping",
+    ),
+    (
+        "unknown patch of a release",
+        TINY,
+        {"vllm_release": "mine", "vllm_releases": {"mine": {**CPU_RELEASE, "patches": ["gemma-4-mtp-embedings"]}}},
+        "vllm_releases.mine",
+        "gemma-4-mtp-embeddings?",
+    ),
+    (
+        "unknown patch of a profile",
+        TINY,
+        {"vllm_profiles": {"tiny-cpu": {**PROFILE, "patches": ["nothing-like-it"]}}},
+        "vllm_profiles.tiny-cpu.patches",
+        "there is no patch",
+    ),
+    (
+        "patch that the profile needs and the release lacks",
+        TINY,
+        {"vllm_profiles": {"tiny-cpu": {**PROFILE, "patches": [SM120]}}},
+        "vllm_instances.glm.release",
+        "0.28.0-cu130-sm120",
+    ),
+    (
+        "mixed FlashInfer set",
+        GPU,
+        {"vllm_releases": {"site-cu130": {**CUDA_RELEASE, "vllm": "0.33.0"}}},
+        "release site-cu130",
+        'overrides: {flashinfer-python: "0.7.0.post1"}',
+    ),
+    (
+        "FlashInfer's version check switched off by an instance",
+        TINY,
+        instance(environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1"}),
+        "vllm_instances.glm.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "disable_version_check: true",
+    ),
+    (
+        "FlashInfer's version check switched off for a group",
+        TINY,
+        {"vllm_group_overrides": {"environment": {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}}},
+        "vllm_group_overrides.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "FlashInfer's version check switched off by a profile",
+        TINY,
+        {"vllm_profiles": {"tiny-cpu": {**PROFILE, "environment": {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}}}},
+        "vllm_profiles.tiny-cpu.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "FlashInfer's version check switched off in secret",
+        TINY,
+        {"vllm_secrets": {"glm": {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}}},
+        "vllm_secrets.glm.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "what the release decided is removed",
+        MIXED,
+        instance(environment={"FLASHINFER_DISABLE_VERSION_CHECK": None}),
+        "vllm_instances.glm.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "made to run with it",
+    ),
+    (
+        "what the release decided is decided once more",
+        MIXED,
+        instance(environment={"FLASHINFER_DISABLE_VERSION_CHECK": "1"}),
+        "vllm_instances.glm.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "refusal that names no patch there is",
+        TINY,
+        {
+            "vllm_profiles": {
+                "tiny-cpu": {
+                    **PROFILE,
+                    "vllm": {"refused": [{"versions": "<1", "because": "x", "patch": "gemma-4-mtp"}]},
+                }
+            }
+        },
+        "vllm_instances.glm.release",
+        "gemma-4-mtp-embeddings?",
+    ),
+    (
+        "what the release decided is set to something else",
+        MIXED,
+        {"vllm_host_overrides": {"environment": {"FLASHINFER_DISABLE_VERSION_CHECK": "0"}}},
+        "vllm_host_overrides.environment.FLASHINFER_DISABLE_VERSION_CHECK",
+        "a release's decision",
+    ),
+    (
+        "refusal with a wrong range of a package",
+        TINY,
+        {"vllm_profiles": {"a": {"vllm": {"refused": [{"versions": "<1", "because": "x", "unless": {"b": "new"}}]}}}},
+        "vllm_profiles.a.vllm",
+        "no version range",
+    ),
+    (
+        "profile that refuses without a reason",
+        TINY,
+        {"vllm_profiles": {"a": {"vllm": {"refused": [{"versions": "<1"}]}}}},
+        "vllm_profiles.a.vllm.refused[0].because",
+        "missing",
+    ),
+    # -- against the vLLM that will run
+    ("unknown argument", TINY, serve(max_model_length=5), "vllm_instances.glm.serve.max-model-length", "max-model-len"),
+    ("abbreviated argument", TINY, serve(max_model=5), "vllm_instances.glm.serve.max-model", "max-model-len in full"),
+    ("short argument", TINY, serve(tp=1), "vllm_instances.glm.serve.tp", "Write tensor-parallel-size"),
+    (
+        "argument of an older version",
+        TINY,
+        serve(calculate_kv_scales=True),
+        "vllm_instances.glm.serve.calculate-kv-scales",
+        "0.25.0 has it",
+    ),
+    (
+        "argument of a newer version",
+        TINY,
+        serve(reasoning_effort_map={"low": 1}),
+        "vllm_instances.glm.serve.reasoning-effort-map",
+        "0.33.0 has it",
+    ),
+    (
+        "argument is no number",
+        TINY,
+        serve(max_num_seqs="many"),
+        "vllm_instances.glm.serve.max-num-seqs",
+        "whole number",
+    ),
+    ("argument is no whole number", TINY, serve(seed=1.5), "vllm_instances.glm.serve.seed", "whole number"),
+    ("argument is a map", TINY, serve(max_num_seqs={"a": 1}), "vllm_instances.glm.serve.max-num-seqs", "whole number"),
+    ("argument is a list", TINY, serve(seed=[1, 2]), "vllm_instances.glm.serve.seed", "takes one value"),
+    ("argument without its value", TINY, serve(dtype=True), "vllm_instances.glm.serve.dtype", "wants a value"),
+    (
+        "switch with a value",
+        TINY,
+        serve(enforce_eager="yes"),
+        "vllm_instances.glm.serve.enforce-eager",
+        "true or false",
+    ),
+    ("false where there is no negative", TINY, serve(dtype=False), "vllm_instances.glm.serve.dtype", "negative form"),
+    ("wrong choice", TINY, serve(dtype="bf16"), "vllm_instances.glm.serve.dtype", "bfloat16"),
+    ("wrong choice of a list", TINY, serve(collect_detailed_traces=["al"]), None, "all"),
+    ("KV cache of no kind", TINY, serve(kv_cache_dtype="fp9"), "vllm_instances.glm.serve.kv-cache-dtype", "fp8"),
+    ("text is no size", TINY, serve(max_model_len="long"), "vllm_instances.glm.serve.max-model-len", "256K"),
+    ("fraction of a binary size", TINY, serve(max_model_len="1.5K"), "vllm_instances.glm.serve.max-model-len", "256K"),
+    (
+        "unknown key of an object",
+        TINY,
+        serve(compilation_config={"mod": 3}),
+        "vllm_instances.glm.serve.compilation-config",
+        "mode",
+    ),
+    ("object is text", TINY, serve(compilation_config="fast"), "vllm_instances.glm.serve.compilation-config", "map"),
+    ("map is text", TINY, serve(speculative_config="fast"), "vllm_instances.glm.serve.speculative-config", "map"),
+    ("tool parser of no version", TINY, serve(tool_call_parser="hermess"), None, "Did you mean hermes"),
+    (
+        "reasoning parser that is a tool parser",
+        TINY,
+        serve(reasoning_parser="hermes"),
+        "vllm_instances.glm.serve.reasoning-parser",
+        "no parser 'hermes'",
+    ),
+    ("unknown speculative method", TINY, serve(speculative_config={"method": "mpt"}), None, "Did you mean mtp"),
+    (
+        "unknown key of speculative decoding",
+        TINY,
+        serve(speculative_config={"method": "ngram", "num_tokens": 3}),
+        "vllm_instances.glm.serve.speculative-config",
+        "num_speculative_tokens",
+    ),
+    ("batch below the sequences", TINY, serve(max_num_batched_tokens=2), None, "below max-num-seqs 4"),
+    (
+        "batch below the context without chunks",
+        TINY,
+        serve(max_num_batched_tokens=512, enable_chunked_prefill=False),
+        "vllm_instances.glm.serve.max-num-batched-tokens",
+        "below the context of 1,024",
+    ),
+    ("all of the memory and more", TINY, serve(gpu_memory_utilization=95), None, "Write it like 0.92"),
+    ("no memory", TINY, serve(gpu_memory_utilization=0), None, "Write it like 0.92"),
+    (
+        "argument of a profile of the site",
+        TINY,
+        {"vllm_profiles": {"tiny-cpu": {**PROFILE, "serve": {"dtyp": "auto"}}}},
+        "vllm_profiles.tiny-cpu.serve.dtyp",
+        "dtype",
+    ),
+    # -- what belongs together
+    (
+        "draft taken away, its method left",
+        GPU,
+        gemma(draft_model=None),
+        "vllm_instances.gemma.draft_model",
+        "speculative-config",
+    ),
+    (
+        "method that does not fit the draft",
+        GPU,
+        gemma(serve={"speculative-config": {"method": "draft_model"}}),
+        "vllm_instances.gemma.serve.speculative-config.method",
+        "Write mtp",
+    ),
+    (
+        "method taken away",
+        GPU,
+        gemma(serve={"speculative-config": {"method": None}}),
+        "vllm_instances.gemma.serve.speculative-config.method",
+        "Write mtp",
+    ),
+    (
+        "speculative decoding as text beside a draft",
+        GPU,
+        gemma(serve={"speculative-config": '{"method": "mtp"}'}),
+        "vllm_instances.gemma.serve.speculative-config",
+        "Write it as a map",
+    ),
+    # -- null
+    ("null instance", TINY, {"vllm_instances": {"glm": None}}, "vllm_instances.glm", "is empty"),
+    ("null arguments", TINY, instance(serve=None), "vllm_instances.glm.serve", "set single entries"),
+    ("null environment", TINY, instance(environment=None), "vllm_instances.glm.environment", "set single entries"),
+    (
+        "null arguments of a group",
+        TINY,
+        {"vllm_group_overrides": {"serve": None}},
+        "vllm_group_overrides.serve",
+        "set single entries",
+    ),
+    ("null profile", TINY, instance(profile=None), "vllm_instances.glm.profile", "missing"),
+]
+
+
+@pytest.mark.parametrize(("base", "changes", "where", "part"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_bad_input(base: dict, changes: dict, where: str | None, part: str) -> None:
+    problems = plan(base, **changes)["problems"]
+    assert any(
+        (where is None or found["where"] == where) and part in found["what"] + " " + found["remedy"]
+        for found in problems
+    ), problems
+    for found in problems:
+        assert set(found) == {"where", "what", "remedy"}
+        assert all(isinstance(text, str) and text for text in found.values())
+    # One cause, one problem: what merely follows from it is noise to whoever has to correct it.
+    assert len(problems) == 1, problems
+
+
+def test_the_table_is_long_enough_and_says_each_thing_once() -> None:
+    assert len({row[0] for row in BAD}) == len(BAD) >= 60

@@ -1,0 +1,214 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What the catalogue refuses is what vLLM's own parser refuses, over generated arguments, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_catalogue import (
+    catalogued_versions,
+    findings,
+    refused,
+    serve_catalogue,
+    size,
+    unknown_environment,
+    versions_with,
+)
+from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_catalogue_build import (
+    FOLDER,
+    catalogue_text,
+    dump_serve,
+)
+from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_config import REPEATED, SWITCHES, serve_config
+from ansible_collections.onprem.vllm.tests.unit.vllm_parser import Parser
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache"
+JUDGED = ["0.28.0", pytest.param("0.31.0", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="session")
+def parsers() -> Iterator[dict[str, Parser]]:
+    started: dict[str, Parser] = {}
+    yield started
+    for parser in started.values():
+        parser.end()
+
+
+def test_there_is_a_catalogue_of_every_shipped_version() -> None:
+    assert catalogued_versions() == ("0.25.0", "0.28.0", "0.31.0", "0.33.0")
+    for version in catalogued_versions():
+        assert serve_catalogue(version)["vllm"] == version
+
+
+def test_the_catalogue_is_what_the_tool_makes_of_vllm_itself() -> None:
+    """From an environment of that very version; the file was made from the Python of the CUDA wheel."""
+    dumped = dump_serve(CACHE / "vllm-0.28.0/bin/python")
+    assert catalogue_text("0.28.0", dumped) == (FOLDER / "0.28.0.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("version", catalogued_versions())
+def test_what_serve_config_knows_of_flags_is_what_the_catalogue_says(version: str) -> None:
+    flags = serve_catalogue(version)["flags"]
+    assert {flag for flag, spec in flags.items() if spec.get("kind") == "switch"} == SWITCHES
+    assert {flag for flag, spec in flags.items() if spec.get("kind") == "append"} == REPEATED
+
+
+@pytest.mark.parametrize("version", catalogued_versions())
+def test_known_facts_about_the_versions(version: str) -> None:
+    known = serve_catalogue(version)
+    assert {"gemma4", "glm45", "glm47", "hermes"} <= set(known["tool_call_parsers"])
+    assert "hermes" not in known["reasoning_parsers"]
+    assert "GlmMoeDsaForCausalLM" in known["architectures"]["text"]
+    assert ("choices" in known["flags"]["kv-cache-dtype"]) == (version != "0.33.0")
+    assert known["flags"]["gpu-memory-utilization"]["default"] == 0.92
+    assert ("calculate-kv-scales" in known["flags"]) == (version == "0.25.0")
+    assert "mtp" in known["speculative"]["fields"]["method"]["choices"]
+
+
+TEXTS = st.sampled_from(
+    [
+        *["", "None", "none", "auto", "-1", "0", "1", "16", "17", "1.5", " 4 ", "1e3", "256K", "256k", "1.5K", "1.5k"],
+        *["1_000", "0x1F", "nan", "inf", "fp8", "bfloat16", "float16", "half", "{}", '{"a": 1}', "{a: 1}", "[1]"],
+        *["true", "x=y", "a=b=c", '{"name": "a", "path": "/b"}', "flashinfer-cutlass", "TRITON", "mtp", "a,b"],
+    ]
+)
+SCALARS = st.one_of(TEXTS, st.booleans(), st.integers(-2, 300), st.floats(0, 2), st.text("ab1.-", max_size=4))
+VALUES = st.one_of(
+    SCALARS,
+    st.lists(st.one_of(TEXTS, st.integers(0, 9)), min_size=1, max_size=3),
+    st.dictionaries(st.sampled_from(["name", "path", "a", "mode", "backend", "method"]), TEXTS, max_size=2),
+)
+# Set by the plan from settings of their own, or with a check that needs files.
+SKIPPED = {"config", "model", "api-key", "hf-token", "help"}
+
+
+@st.composite
+def arguments(draw: st.DrawFn, version: str) -> tuple[str, Any]:
+    flags = serve_catalogue(version)["flags"]
+    elsewhere = sorted({flag for one in catalogued_versions() for flag in serve_catalogue(one)["flags"]})
+    flag = draw(st.sampled_from(elsewhere).filter(lambda name: name not in SKIPPED))
+    spec = flags.get(flag, {})
+    values = VALUES
+    if "choices" in spec:
+        values = st.one_of(values, st.sampled_from(spec["choices"]))
+    if "fields" in spec:
+        fields = sorted(spec["fields"])
+        values = st.one_of(values, st.dictionaries(st.sampled_from([*fields, "nothing_like_it"]), SCALARS, max_size=2))
+    if spec.get("kind") == "toggle":
+        flag = draw(st.sampled_from([flag, *(name[2:] for name in spec["negative"])]))
+    return flag, draw(values)
+
+
+@pytest.mark.parametrize("version", JUDGED)
+def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[str, Parser], tmp_path: Path) -> None:
+    if version not in parsers:
+        parsers[version] = Parser(tmp_path, CACHE / f"vllm-{version}/bin/python")
+    parser = parsers[version]
+    seen = {"refused": 0, "taken": 0}
+
+    @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(arguments(version))
+    @example(("lora-modules", [{"name": "a", "path": "/b"}]))
+    @example(("lora-modules", [{"name": "a"}]))
+    @example(("tensor-parallel-size", "8"))
+    @example(("max-model-len", "256K"))
+    def judge(given_: tuple[str, Any]) -> None:
+        flag, value = given_
+        mine = refused(version, flag, value)
+        if mine is not None and "no form" in mine.what:
+            return  # serve_config refuses it, so vLLM never sees it
+        answer = parser.ask(serve_config({"model": "/models/x", flag: value}))
+        theirs = answer.get("refused")
+        if theirs is None and answer["read"]["model_tag"] is not None:
+            theirs = "a word was left over, and became the model's name"
+        if theirs is not None and mine is None and _built(version, flag, value):
+            return
+        seen["taken" if theirs is None else "refused"] += 1
+        assert (mine is None) == (theirs is None), (flag, value, mine, (theirs or "")[-300:])
+
+    judge()
+    assert min(seen.values()) > 50, seen
+
+
+def _built(version: str, flag: str, value: Any) -> bool:
+    """Whether the argument is an object with known keys: its own checks run as it is built, and stay vLLM's."""
+    spec = serve_catalogue(version)["flags"].get(flag, {})
+    if spec.get("type") == "object" and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return False
+    return spec.get("type") == "object" and isinstance(value, dict) and set(value) <= set(spec["fields"])
+
+
+@pytest.mark.parametrize("version", catalogued_versions())
+def test_the_values_that_profiles_use_are_taken(version: str) -> None:
+    serve = {
+        "tensor-parallel-size": 8,
+        "enable-expert-parallel": True,
+        "kv-cache-dtype": "fp8",
+        "max-model-len": "256K",
+        "gpu-memory-utilization": 0.95,
+        "enable-prefix-caching": False,
+        "speculative-config": {"method": "mtp", "num_speculative_tokens": 4},
+        "tool-call-parser": "glm47",
+        "reasoning-parser": "glm45",
+        "gdn-prefill-backend": "triton",
+    }
+    assert findings(version, serve) == []
+
+
+def test_the_memory_that_ran_out_is_a_warning_with_its_source() -> None:
+    (found,) = findings("0.31.0", {"gpu-memory-utilization": 0.98, "max-model-len": 262144})
+    assert (found.stops, found.flag) == (False, "gpu-memory-utilization")
+    assert "ran out of memory" in found.what
+    assert found.source
+    assert findings("0.31.0", {"gpu-memory-utilization": 0.98, "max-model-len": 32768}) == []
+    assert findings("0.31.0", {"gpu-memory-utilization": 0.95, "max-model-len": 262144}) == []
+
+
+def test_a_plugin_s_parser_is_nobody_s_business() -> None:
+    assert findings("0.31.0", {"tool-call-parser": "ours", "tool-parser-plugin": "/opt/ours.py"}) == []
+    (found,) = findings("0.31.0", {"tool-call-parser": "ours"})
+    assert found.stops
+
+
+def test_of_an_uncatalogued_version_only_what_holds_for_all_is_judged() -> None:
+    assert findings("0.29.0", {"no-such-flag": 1, "tensor-parallel-size": "x"}) == []
+    (found,) = findings("0.29.0", {"max-model-len": "256k"})
+    assert "262,144" in found.what
+
+
+def test_versions_that_have_a_flag() -> None:
+    assert versions_with("override-attention-dtype") == ["0.25.0"]
+    assert versions_with("tensor-parallel-size") == list(catalogued_versions())
+    assert versions_with("nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "tokens"),
+    [
+        ("256K", 262144),
+        ("256k", 256000),
+        ("25.6k", 25600),
+        (8, 8),
+        (" 7 ", 7),
+        ("1.5K", None),
+        (True, None),
+        ("", None),
+    ],
+)
+def test_sizes_are_read_like_vllm_s(value: Any, tokens: int | None) -> None:
+    assert size(value) == tokens
+
+
+def test_environment_variables_of_vllm_that_are_misspelt() -> None:
+    names = ["VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_KV_CACHE_SPACE", "PATH"]
+    assert unknown_environment("0.28.0", names) == ["VLLM_CPU_KV_CACHE_SPACE"]
