@@ -86,6 +86,26 @@ def plan_table(plan: Mapping[str, Any]) -> str:
     )
 
 
+def _estimate(found: Mapping[str, Any]) -> str:
+    """One line of what a GPU must hold, and whether it can."""
+    if "weights_gib" not in found:
+        return f"{found['verdict']}: {found['source']}"
+    weights = found["weights_gib"] + found["draft_gib"]
+    text = (
+        f"{found['verdict']}: weights {weights:.1f} GiB per GPU, KV cache {found['full_context_gib']:.2f} GiB per sequence "
+        f"of full context, at least {found['least_gpu_memory_gib']:.0f} GiB"
+    )
+    if "kv_cache_gib" in found:
+        text += (
+            f"; of {found['gpu_memory_gib']:g} GiB, {found['kv_cache_gib']:.1f} are left for the KV cache: "
+            f"{found['full_context_sequences']:.1f} such sequences"
+        )
+    if remedy := found.get("remedy"):
+        settings = ", ".join(f"{flag}: {value}" for flag, value in remedy["serve"].items())
+        text += f"; {remedy['what']} would help ({settings})"
+    return text
+
+
 def _by_names(release: Mapping[str, Any]) -> dict[str, Any]:
     """A release with the names of its patches; what they change stands in the catalogue."""
     return {**release, "patches": [patch["name"] for patch in release["patches"]]}

@@ -17,6 +17,7 @@ from ansible_collections.onprem.vllm.tests.unit.plan_inputs import (
     GPU,
     MIRROR,
     MIXED,
+    PROFILE,
     RELEASE,
     RELEASE_ID,
     SM120,

@@ -1,0 +1,199 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The memory estimate against what others measured and published, and against real vLLM on the CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.onprem.vllm.plugins.plugin_utils.catalogue import shipped_profiles
+from ansible_collections.onprem.vllm.plugins.plugin_utils.memory_estimate import (
+    GIB,
+    demand,
+    estimate,
+    kv_cache_tokens,
+    layer_kinds,
+    serving_of,
+)
+from ansible_collections.onprem.vllm.plugins.plugin_utils.model_knowledge import Model, model_at, model_of
+
+CACHE = Path(__file__).resolve().parents[2] / ".cache"
+
+
+def profile_model(name: str) -> Model:
+    numbers = shipped_profiles()[name]["numbers"]
+    return model_of(numbers["config"], int(numbers["weights_gib"] * GIB), numbers["source"])
+
+
+# 35 billion parameters, GDN: 40 layers of which every fourth attends (Qwen3.6-35B-A3B, its config.json).
+QWEN_35B = {
+    "num_hidden_layers": 40,
+    "full_attention_interval": 4,
+    "num_key_value_heads": 2,
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "hidden_size": 2048,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "mamba_ssm_dtype": "float32",
+}
+
+
+def test_gdn_states_and_cache_as_logged_on_an_rtx_5090() -> None:
+    """https://github.com/noonghunna/club-3090/issues/612: 5.98 GiB of FP8 cache held 567,978 tokens at 131,072."""
+    model = model_of(QWEN_35B, None, "")
+    needed = demand(model, serving_of({"max-model-len": 131072, "kv-cache-dtype": "fp8"}, model))
+    # vLLM pads pages of states and attention to one size, and keeps more than one state with prefix caching.
+    assert kv_cache_tokens(5.98 * GIB, needed, 131072) == pytest.approx(567978, rel=0.08)
+
+
+def test_sparse_mla_cache_as_measured_on_rtx_pro_6000() -> None:
+    """https://github.com/SemiAnalysisAI/InferenceX/pull/2335: 464,768 tokens in 23.91 GB, without an indexer's keys."""
+    model = profile_model("glm-5.2-nvfp4-8gpu")
+    serving = serving_of({"kv-cache-dtype": "fp8", "tensor-parallel-size": 8, "max-model-len": 262144}, model)
+    indexer = 78 * (128 + 4)
+    assert (demand(model, serving).token - indexer) * 464768 == pytest.approx(23.91e9, rel=0.01)
+
+
+def test_windows_counted_as_full_layers_as_vllm_0_20_did() -> None:
+    """https://github.com/vllm-project/vllm/issues/43308: about 50 GB held about 55,000 tokens of Gemma 4 31B."""
+    config = {
+        "num_hidden_layers": 60,
+        "hidden_size": 5376,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "sliding_window": 1024,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+    }
+    model = model_of(config, None, "")
+    # A window longer than the context is a full layer.
+    needed = demand(model, serving_of({"max-model-len": 1024}, model))
+    assert 50e9 / (needed.token + needed.sequence / 1024) == pytest.approx(55000, rel=0.05)
+    # From 0.21 on only the window is kept: about 525,000 tokens. The report does not say the context.
+    held = []
+    for length in (131072, 262144):
+        kept = demand(model, serving_of({"max-model-len": length, "max-num-batched-tokens": 2048}, model))
+        held.append(kv_cache_tokens(50e9, kept, length))
+    assert held[0] < 525000 < held[1] < 1.15 * held[0]
+
+
+def test_weights_are_divided_by_the_gpus_as_logged_for_llama_405b() -> None:
+    """https://github.com/vllm-project/vllm/issues/6746: eight ranks took 57.752 GB each, of a 462 GB checkpoint."""
+    model = model_of({"num_hidden_layers": 126}, int(8 * 57.752e9), "")
+    assert demand(model, serving_of({"tensor-parallel-size": 8}, model)).weights == pytest.approx(57.752e9, rel=0.001)
+
+
+# -- the reference nodes: what is stable there, and what ran out ------------------------------------------------------
+
+
+def glm(**changes: Any) -> dict[str, Any]:
+    serve = {
+        **shipped_profiles()["glm-5.2-nvfp4-8gpu"]["serve"],
+        **{k.replace("_", "-"): v for k, v in changes.items()},
+    }
+    return estimate(profile_model("glm-5.2-nvfp4-8gpu"), serve, 95.0)
+
+
+def test_the_reference_node_fits_and_what_ran_out_there_is_tight_with_the_rung_that_helped() -> None:
+    assert glm()["verdict"] == "fits"
+    ran_out = glm(gpu_memory_utilization=0.98)
+    assert ran_out["verdict"] == "tight"
+    assert ran_out["remedy"]["what"] == "lower utilisation"
+    assert ran_out["remedy"]["serve"]["gpu-memory-utilization"] <= 0.97
+
+
+def test_the_effective_utilisation_is_the_one_that_was_logged() -> None:
+    """With 0.95 asked, the log of the reference node shows 0.9124 effective: the rest is CUDA graphs."""
+    found = glm()
+    budget = found["weights_gib"] + found["activations_gib"] + found["kv_cache_gib"]
+    assert budget / 95 == pytest.approx(0.9124, abs=0.001)
+
+
+def test_one_l40s_holds_gemma_with_its_draft() -> None:
+    numbers = shipped_profiles()["gemma-4-26b-l40s"]
+    draft = model_of({}, int(numbers["numbers"]["draft_gib"] * GIB), "")
+    found = estimate(profile_model("gemma-4-26b-l40s"), numbers["serve"], 44.4, draft)
+    assert found["verdict"] == "fits"
+    assert found["full_context_sequences"] > 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu_gib", "rung"),
+    [
+        ({"max_model_len": 1048576}, 95, "shorter context"),
+        ({"max_num_seqs": 1024, "max_num_batched_tokens": 32768, "max_model_len": 2048}, 60.3, "eager mode"),
+        ({"tensor_parallel_size": 4}, 105, "weights offloaded"),
+        ({"tensor_parallel_size": 2}, 95, "more GPUs"),
+    ],
+)
+def test_the_first_rung_that_would_help(changes: dict[str, Any], gpu_gib: float, rung: str) -> None:
+    serve = {
+        **shipped_profiles()["glm-5.2-nvfp4-8gpu"]["serve"],
+        **{k.replace("_", "-"): v for k, v in changes.items()},
+    }
+    model = profile_model("glm-5.2-nvfp4-8gpu")
+    found = estimate(model, serve, gpu_gib)
+    assert found["verdict"] != "fits"
+    assert found["remedy"]["what"].startswith(rung), found
+    better = estimate(model, {**serve, **found["remedy"]["serve"]}, gpu_gib)
+    assert better["verdict"] in ("fits", "tight")
+    assert better["verdict"] != found["verdict"]
+
+
+def test_an_unknown_gpu_gets_no_verdict_and_still_says_what_it_must_have() -> None:
+    found = estimate(
+        profile_model("qwen2.5-vl-72b-awq-2gpu"), {"tensor-parallel-size": 2, "max-model-len": 32768}, None
+    )
+    assert found["verdict"] == "unknown"
+    assert 25 < found["least_gpu_memory_gib"] < 40
+
+
+@pytest.mark.parametrize("name", sorted(name for name, profile in shipped_profiles().items() if "numbers" in profile))
+def test_every_shipped_profile_fits_the_gpus_it_asks_for(name: str) -> None:
+    profile = shipped_profiles()[name]
+    assert estimate(profile_model(name), profile["serve"], profile["hardware"]["gpu_memory_gib"])["verdict"] == "fits"
+
+
+def test_layers_by_kind() -> None:
+    assert layer_kinds(profile_model("qwen3-next-80b-fp8-2gpu")) == {"full": 12, "sliding": 0, "mla": 0, "gdn": 36}
+    assert layer_kinds(profile_model("gemma-4-26b-l40s")) == {"full": 5, "sliding": 25, "mla": 0, "gdn": 0}
+    assert layer_kinds(profile_model("glm-5.2-nvfp4-8gpu")) == {"full": 0, "sliding": 0, "mla": 78, "gdn": 0}
+
+
+@pytest.mark.slow
+def test_what_real_vllm_lays_out_for_the_tiny_model(tmp_path: Path) -> None:
+    """vLLM 0.28.0 on the CPU is given 1 GiB for its KV cache, and logs how many tokens that holds."""
+    program = (
+        "from vllm import LLM\n"
+        "if __name__ == '__main__':\n"
+        f"    LLM({str(CACHE / 'models/tiny-qwen3')!r}, max_model_len=1024, enforce_eager=True, max_num_seqs=4)\n"
+    )
+    (tmp_path / "load.py").write_text(program, encoding="utf-8")
+    environment = {
+        **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(tmp_path / "cache"),
+    }
+    python = CACHE / "vllm-0.28.0/bin/python"
+    ended = subprocess.run(
+        [python, "load.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=900
+    )
+    text = ended.stdout + ended.stderr
+    logged = re.search(r"KV cache size: ([\d,]+) tokens", text)
+    assert logged, text[-3000:]
+    model = model_at(CACHE / "models/tiny-qwen3")
+    needed = demand(model, serving_of({"max-model-len": 1024}, model))
+    assert kv_cache_tokens(GIB, needed, 1024) == pytest.approx(int(logged[1].replace(",", "")), rel=0.01)
