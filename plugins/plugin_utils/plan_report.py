@@ -76,6 +76,7 @@ def plan_table(plan: Mapping[str, Any]) -> str:
         for path, value in leaves({key: value for key, value in instance.items() if key != "name"}, prefix):
             dotted = ".".join(path)
             rows.append((dotted, origins.get(dotted, ""), _short(value)))
+    rows.extend((f"estimates.{found['for']}", "", _estimate(found)) for found in plan["estimates"])
     rows.extend(
         (f"warnings.{found['where']}", "", f"{found['what']} -> {found['remedy']}") for found in plan["warnings"]
     )
@@ -92,8 +93,8 @@ def _estimate(found: Mapping[str, Any]) -> str:
         return f"{found['verdict']}: {found['source']}"
     weights = found["weights_gib"] + found["draft_gib"]
     text = (
-        f"{found['verdict']}: weights {weights:.1f} GiB per GPU, KV cache {found['full_context_gib']:.2f} GiB per sequence "
-        f"of full context, at least {found['least_gpu_memory_gib']:.0f} GiB"
+        f"{found['verdict']}: weights {weights:.1f} GiB per GPU, KV cache {found['full_context_gib']:.2f} GiB per "
+        f"sequence of full context, at least {found['least_gpu_memory_gib']:.0f} GiB"
     )
     if "kv_cache_gib" in found:
         text += (
