@@ -45,6 +45,7 @@ class Layout:
     Attributes:
         instances: (instance, release id).
         releases: where releases are built; a cache whose release is gone from there goes too.
+        going: ids of releases that go in this run, so that check mode counts their caches too.
         configuration: where instances are configured; an instance that is gone from there loses its caches.
     """
 
@@ -56,6 +57,7 @@ class Layout:
     configuration: Path = Path("/etc/vllm")
     records: Path = RECORDS
     file: Path = TMPFILES
+    going: frozenset[str] = frozenset()
 
     @classmethod
     def from_plan(cls, instances: Iterable[Mapping[str, Any]], owner: str, group: str, **places: str) -> Layout:
@@ -194,7 +196,7 @@ def _stale(layout: Layout) -> list[Path]:
         return (
             path not in wanted
             and _RELEASE_ID.fullmatch(path.name) is not None
-            and not (layout.releases / path.name).is_dir()
+            and (path.name in layout.going or not (layout.releases / path.name).is_dir())
         )
 
     stale = [path for kind in KINDS for path in folders(layout.root / kind) if is_gone(path)]

@@ -18,6 +18,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 LAB = [sys.executable, str(CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "exec", "role1"]
 LIMITS = {"start_s": 60, "stop_s": 8, "device_s": 5, "keep": 3}
 SECRET = "sk-not-to-be-seen"
+CHECK = (CHECKOUT / "roles/vllm_service/files/check_arguments.py").read_text()
 
 
 def run(*words: str, given: str | bytes = "") -> subprocess.CompletedProcess[bytes]:
@@ -140,8 +141,73 @@ def test_a_generation_that_fails_gives_way_to_the_one_before(fault, said):
     assert "Generation 1 was brought back and serves" in answer["message"]
     assert SECRET not in json.dumps(answer)
     assert answer["result"]["instances"][0]["rolled_back"] is True
+    log = "/var/lib/vllm/fault-a/failed-2.log"
+    assert f"All that generation 2 said is kept in {log}" in answer["message"]
+    assert answer["result"]["instances"][0]["log"] == log
+    assert (
+        shell(f"stat -c %a%U {log}; grep -c 'as generation 2' {log}; grep -c {SECRET} {log} || true") == "600root\n1\n0"
+    )
     assert (linked(A), linked(A, "ready"), served_generation(A)) == ("1", "1", "1")
     assert (shown(A, "ActiveState"), shown(A, "NRestarts")) == ("active", "0")
+
+
+def untouched(name: str, pid: str) -> None:
+    """The same process serves the same generation, and nothing was left of the question."""
+    assert (shown(name, "MainPID"), served_generation(name), linked(name)) == (pid, "1", "1")
+    assert shell(f"ls /etc/vllm/{name}/generations; ls /run/onprem-vllm; systemctl list-units -q 'onprem-*'") == "1"
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_arguments_that_vllm_refuses_stop_nothing(check_mode):
+    begin()
+    pid = shown(A, "MainPID")
+    answer = drive([good(no_such_flag=3)], argument_check=CHECK, check_mode=check_mode)
+    assert "unrecognized arguments: --no-such-flag" in answer["message"]
+    assert "Correct `no-such-flag` below `serve`" in answer["message"]
+    assert answer["result"]["changed"] is False
+    untouched(A, pid)
+
+
+def test_arguments_refused_for_one_instance_stop_no_other_and_remove_none():
+    begin()
+    pid = shown(A, "MainPID")
+    answer = drive([good(B, 8100, no_such_flag=3)], argument_check=CHECK, purge_others=True)
+    assert "instance 'fault-b'" in answer["message"]
+    untouched(A, pid)
+
+
+def test_vllm_is_asked_as_the_service_in_its_sandbox_with_its_environment_and_no_secret_is_told():
+    begin()
+    pid = shown(A, "MainPID")
+    said = drive([good(stand_in="tell")], argument_check=CHECK)["message"]
+    assert "user vllm, no new privileges 1, /etc writable False, of generation 2, key (hidden)" in said
+    untouched(A, pid)
+
+
+def test_a_release_whose_vllm_cannot_be_imported_is_refused_and_one_with_another_parser_is_tried():
+    begin()
+    pid = shown(A, "MainPID")
+    package = "/opt/vllm/releases/stand-in-2-22222222/lib/python3.11/site-packages/vllm"
+    shell(f"cp {package}/__init__.py /root/aside.py; echo 'import no_such_module' > {package}/__init__.py")
+    try:
+        answer = drive([entry(A, 8100, "stand-in-2-22222222")], argument_check=CHECK)
+        assert "ModuleNotFoundError: No module named 'no_such_module'" in answer["message"]
+        untouched(A, pid)
+        shell(f"mv /root/aside.py {package}/__init__.py; mv {package}/utils /root/aside")
+        answer = drive([entry(A, 8100, "stand-in-2-22222222")], argument_check=CHECK)
+        assert served_generation(A) == "2"
+        assert "could not be asked" in answer["result"]["doubts"][0]
+    finally:
+        shell(f"mv -f /root/aside.py {package}/__init__.py || true; mv /root/aside {package}/utils || true")
+
+
+def test_after_one_that_fails_the_others_are_left_alone_where_asked():
+    begin(good(A, 8100), good(B, 8101))
+    answer = drive([good(A, 8101, stand_in="crash"), good(B, 8100)], stop_at_failure=True)
+    first, second = answer["result"]["instances"]
+    assert (first["rolled_back"], second["restarted"]) == (True, False)
+    assert second["reason"] == "left alone: instance fault-a failed"
+    assert (served_generation(A), served_generation(B), linked(B)) == ("1", "1", "1")
 
 
 def test_one_that_never_answers_is_given_up_in_time_with_the_reason():
@@ -308,11 +374,8 @@ def killed_and_repaired(kill_at: int) -> bool:
     assert served_generation(A) == linked(A) == linked(A, "ready"), kill_at
     assert f"max-model-len: {kill_at}" in shell("cat /etc/vllm/fault-a/current/serve.yaml")
     assert shown(A, "NeedDaemonReload") == "no"
-    assert shell("ls -A /etc/vllm/fault-a; ls -A /etc/vllm/fault-a/generations | grep -v '^[0-9]' || true").split() == [
-        "current",
-        "generations",
-        "ready",
-    ]
+    left = shell("ls -A /etc/vllm/fault-a; ls -A /etc/vllm/fault-a/generations | grep -v '^[0-9]' || true").split()
+    assert left == ["current", "generations", "previous", "ready"]
     assert drive([changed])["result"]["changed"] is False, kill_at
     return True
 
