@@ -76,7 +76,8 @@ class Layout:
             )
         if bad := [path for path in places.values() if not _PLAIN_PATH.fullmatch(path)]:
             raise CacheDirsError(f"Not a plain absolute path: {', '.join(map(repr, bad))}.")
-        return cls(tuple(sorted(set(pairs))), owner, group, **{key: Path(path) for key, path in places.items()})
+        elsewhere: dict[str, Any] = {key: Path(path) for key, path in places.items()}
+        return cls(tuple(sorted(set(pairs))), owner, group, **elsewhere)
 
     def service_folders(self) -> list[Path]:
         """Those that the service writes to, at any depth."""

@@ -36,7 +36,7 @@ options:
     default: /opt/vllm/releases
   going:
     description:
-      - Ids of releases that go in this run, so that check mode counts their caches too; M(onprem.vllm.release) names them.
+      - Ids of releases that go in this run, so that check mode counts their caches too.
     type: list
     elements: str
     default: []
@@ -80,10 +80,9 @@ removed:
   sample: [/var/cache/triton/0.25.0-cpu-a37d2201]
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from dataclasses import replace
 
 from ansible.module_utils.basic import AnsibleModule
 

@@ -147,8 +147,8 @@ options:
   state:
     description:
       - V(absent) removes the named releases.
-      - V(pruned) removes the oldest releases that nothing needs, until O(keep) are left. The O(releases), what a process
-        runs from, and what any generation of an instance links to stay.
+      - V(pruned) removes the oldest releases that nothing needs, until O(keep) are left. The O(releases) stay, and what
+        a process runs from or a generation of an instance links to.
       - V(purged) removes every release, uv, the interpreters and the cache.
       - Neither touches a release that a process runs from.
     type: str

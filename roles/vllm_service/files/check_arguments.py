@@ -15,7 +15,15 @@ from pathlib import Path
 
 REFUSED, UNKNOWN = 2, 3
 # The parser's place, the same from 0.25.0 to 0.33.0.
-PLACES = frozenset({"vllm.entrypoints.cli", "vllm.entrypoints.cli.serve", "vllm.utils.argparse_utils"})
+PLACES = frozenset(
+    {
+        "vllm.entrypoints",
+        "vllm.entrypoints.cli",
+        "vllm.entrypoints.cli.serve",
+        "vllm.utils",
+        "vllm.utils.argparse_utils",
+    }
+)
 
 
 def main(path: str) -> int:
