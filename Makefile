@@ -65,7 +65,7 @@ test: packages tools bundle lab-image ## what CI runs
 	  "make lab-test" \
 	  $(patsubst %,"make scenario NAME=%",$(filter-out default,$(SCENARIOS)))
 
-test-all: test ## what CI runs, and what takes longer
+test-all: test bundle-upgrade ## what CI runs, and what takes longer
 	python tests/run.py "make unit-slow" $(patsubst %,"make scenario NAME=%",$(LONG))
 
 .PHONY: packages
@@ -121,6 +121,11 @@ lock: tools ## the closure of a release with hashes: make lock RELEASE=0.28.0-cp
 bundle: tools ## what crosses the air gap for the demo and the tests, into .cache/bundle
 	python tests/lab/make_tiny_model.py .cache/models/tiny-qwen3
 	ansible-playbook -i inventory/lab playbooks/bundle.yml
+
+# The release to upgrade to, into the same bundle: 20 packages more than `make bundle`.
+.PHONY: bundle-upgrade
+bundle-upgrade: tools
+	ansible-playbook -i inventory/lab playbooks/bundle.yml -e '{"wheel_mirror_releases": ["0.31.0-cpu"]}'
 
 .cache/bundle/manifest.json:
 	$(MAKE) --no-print-directory bundle

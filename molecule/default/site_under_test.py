@@ -41,9 +41,11 @@ def ask_every_group(lab: Lab) -> str:
     return lab("run", sys.executable, str(CHECKOUT / "tests/lab/ask.py"), str(LAB_DIRECTORY / "inventory.json"))
 
 
-def site(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """A rollout of site.yml, as a person runs it."""
-    command = ["ansible-playbook", *INVENTORIES, "site.yml", *arguments]
+def site(
+    *arguments: str, environment: dict[str, str] | None = None, playbook: str = "site.yml"
+) -> subprocess.CompletedProcess[str]:
+    """A rollout of site.yml, or another playbook, as a person runs it."""
+    command = ["ansible-playbook", *INVENTORIES, playbook, *arguments]
     whole = {**os.environ, **(environment or {})}
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT, env=whole)
 

@@ -45,6 +45,7 @@ class Layout:
     Attributes:
         instances: (instance, release id).
         releases: where releases are built; a cache whose release is gone from there goes too.
+        going: ids of releases that go in this run, so that check mode counts their caches too.
         configuration: where instances are configured; an instance that is gone from there loses its caches.
     """
 
@@ -56,6 +57,7 @@ class Layout:
     configuration: Path = Path("/etc/vllm")
     records: Path = RECORDS
     file: Path = TMPFILES
+    going: frozenset[str] = frozenset()
 
     @classmethod
     def from_plan(cls, instances: Iterable[Mapping[str, Any]], owner: str, group: str, **places: str) -> Layout:
@@ -74,7 +76,8 @@ class Layout:
             )
         if bad := [path for path in places.values() if not _PLAIN_PATH.fullmatch(path)]:
             raise CacheDirsError(f"Not a plain absolute path: {', '.join(map(repr, bad))}.")
-        return cls(tuple(sorted(set(pairs))), owner, group, **{key: Path(path) for key, path in places.items()})
+        elsewhere: dict[str, Any] = {key: Path(path) for key, path in places.items()}
+        return cls(tuple(sorted(set(pairs))), owner, group, **elsewhere)
 
     def service_folders(self) -> list[Path]:
         """Those that the service writes to, at any depth."""
@@ -194,7 +197,7 @@ def _stale(layout: Layout) -> list[Path]:
         return (
             path not in wanted
             and _RELEASE_ID.fullmatch(path.name) is not None
-            and not (layout.releases / path.name).is_dir()
+            and (path.name in layout.going or not (layout.releases / path.name).is_dir())
         )
 
     stale = [path for kind in KINDS for path in folders(layout.root / kind) if is_gone(path)]

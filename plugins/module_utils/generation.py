@@ -3,7 +3,7 @@
 """Generations of an instance on disk: each written beside and renamed into place whole, never changed afterwards.
 
 ``<instance>/current`` links to the one that shall run, ``<instance>/ready`` to the last that answered a completion:
-that one is what a failed start falls back to.
+that one is what a failed start falls back to. ``<instance>/previous`` links to the one that was ready before that.
 """
 
 from __future__ import annotations
@@ -89,6 +89,13 @@ class Generations:
         """The last generation that answered a completion."""
         return self._linked("ready")
 
+    def rollback_target(self) -> int | None:
+        """The last generation that was ready before the current one; the current one where a run died going there."""
+        current, ready, previous = self.current(), self.ready(), self._linked("previous")
+        if current == previous:
+            return current
+        return previous if ready == current else ready
+
     def _linked(self, name: str) -> int | None:
         try:
             target = os.readlink(self.directory / name)
@@ -116,6 +123,25 @@ class Generations:
         wanted = content.files(number)
         found = [name for name in wanted if files.get(name) != wanted[name]]
         return found if release == content.release else [*found, "release"]
+
+    def altered(self, number: int) -> list[str]:
+        """Names of what in generation ``number`` is not as its own manifest says: lost or changed by hand."""
+        files, release = self.read(number)
+        manifest = self.manifest(number)
+        recorded = manifest.get("sha256")
+        sums = recorded if isinstance(recorded, dict) else {}
+        found = [name for name in MODES if name != "manifest.json" and _sha256(files.get(name)) != sums.get(name)]
+        return [
+            *(["manifest.json"] if not sums else found),
+            *(["release"] if release != manifest.get("release") else []),
+        ]
+
+    def secrets(self, number: int) -> list[str]:
+        """Values of its environment that its manifest does not call plain; for taking them out of texts."""
+        recorded = self.manifest(number).get("environment")
+        plain = {str(name) for name in recorded} if isinstance(recorded, list) else set()
+        text = self.read(number)[0].get("environment", b"").decode(errors="replace")
+        return [value for name, value in read_environment(text).items() if name not in plain and value]
 
     def loose(self, number: int) -> list[str]:
         """Names of files whose mode or owner is not as it was written."""
@@ -176,9 +202,14 @@ class Generations:
         replace_link(self.directory / "current", f"generations/{number}")
 
     def mark_ready(self, number: int) -> None:
-        """Record that ``number`` answered a completion."""
-        if self.ready() != number:
-            replace_link(self.directory / "ready", f"generations/{number}")
+        """Record that ``number`` answered a completion, and which one did before it."""
+        before = self.ready()
+        if before == number:
+            return
+        # A run that dies between the two leaves both links at the same generation, and the next one goes on.
+        if before is not None:
+            replace_link(self.directory / "previous", f"generations/{before}")
+        replace_link(self.directory / "ready", f"generations/{number}")
 
     def sweep(self) -> None:
         """Remove what a killed run left half written."""
@@ -186,21 +217,31 @@ class Generations:
             for path in self.store.glob(".new-*"):
                 shutil.rmtree(path)
         if self.directory.is_dir():
-            for pattern in (".current.*", ".ready.*"):
+            for pattern in (".current.*", ".ready.*", ".previous.*"):
                 for path in self.directory.glob(pattern):
                     path.unlink()
 
+    def superfluous(self, keep: int, new: int | None = None) -> list[int]:
+        """What prune() would remove, also once ``new`` was written, activated and ready."""
+        numbers = [*self.numbers(), *([] if new is None or new in self.numbers() else [new])]
+        kept = {self.current(), self.ready(), self._linked("previous"), *numbers[-keep:]}
+        if new is not None and new != self.ready():
+            kept = {new, self.ready(), *numbers[-keep:]}
+        return [number for number in numbers if number not in kept]
+
     def prune(self, keep: int) -> list[int]:
-        """Remove all but the newest ``keep`` generations, the current one and the last ready one."""
-        numbers = self.numbers()
-        kept = {self.current(), self.ready(), *numbers[-keep:]}
-        gone = [number for number in numbers if number not in kept]
+        """Remove all but the newest ``keep`` generations, the current one and the last two that were ready."""
+        gone = self.superfluous(keep)
         for number in gone:
             # Renamed first: a number that exists is always whole.
             beside = self.store / f".new-gone-{number}"
             self.path(number).rename(beside)
             shutil.rmtree(beside)
         return gone
+
+
+def _sha256(content: bytes | None) -> str:
+    return "" if content is None else sha256_bytes(content)
 
 
 def described(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .argument_check import check_arguments, remedy
 from .atomic import sync_directory, write_file
 from .generation import GENERATION_VARIABLE, Content, Generations, differences
 from .host_lock import HostLocked, host_lock
@@ -32,6 +33,7 @@ from .systemd_unit import (
     unit_state,
     verify_unit,
     wait_started,
+    whole_journal,
 )
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
@@ -101,6 +103,10 @@ class Places:
         """Where the readiness step of an instance writes what it found."""
         return self.records / name / "readiness.json"
 
+    def log(self, name: str, generation: int) -> Path:
+        """Where the log of a generation's failed start is kept."""
+        return self.records / name / f"failed-{generation}.log"
+
 
 @dataclass
 class Step:
@@ -117,6 +123,7 @@ class Step:
     wait: bool
     loose: list[str]
     state: UnitState
+    stored: bool = False  # the generation is there already: a rollback
 
     @property
     def new(self) -> bool:
@@ -138,6 +145,8 @@ class Outcome:
     ready_seconds: float | None = None
     rolled_back: bool = False
     reason: str = ""
+    log: str = ""
+    releases: list[str] = field(default_factory=list)
     failure: str = field(default="", repr=False)
 
     def returned(self) -> dict[str, object]:
@@ -150,6 +159,8 @@ class Outcome:
             "ready_seconds": self.ready_seconds,
             "rolled_back": self.rolled_back,
             "reason": self.reason,
+            "log": self.log,
+            "releases": self.releases,
         }
 
 
@@ -344,6 +355,14 @@ class Host:
                 found = True
         return found
 
+    def installed_unit(self, name: str) -> str | None:
+        """The text of an instance's unit as systemd has it on disk."""
+        return _text(self.places.units / unit_name(name))
+
+    def is_enabled(self, name: str) -> bool:
+        """Whether it starts at boot."""
+        return self._wanted_by(unit_name(name)).is_symlink()
+
     def _wanted_by(self, unit: str) -> Path:
         return self.places.units / "multi-user.target.wants" / unit
 
@@ -367,7 +386,7 @@ class Host:
         current = generations.current()
         state = unit_state(instance.unit)
         served = process_environment(state.main_pid, GENERATION_VARIABLE) if state.main_pid else None
-        installed = _text(self.places.units / instance.unit)
+        installed = self.installed_unit(instance.name)
         changed = ["serve.yaml", "environment", "release", "unit"]
         if current is not None:
             changed = generations.differs(current, instance.content)
@@ -391,7 +410,7 @@ class Host:
             changed=changed,
             number=number,
             install_unit=installed != instance.content.unit or state.stale,
-            enable=not self._wanted_by(instance.unit).is_symlink(),
+            enable=not self.is_enabled(instance.name),
             restart=restart,
             wait=state.starting and not restart,
             loose=[] if changed or current is None else generations.loose(current),
@@ -416,17 +435,65 @@ class Host:
             for diff in found
         ]
 
-    def apply(self, steps: Sequence[Step]) -> list[Outcome]:
-        """Carry the steps out, one instance after the other; one that fails does not keep the next from its turn."""
+    def refused_arguments(self, steps: Sequence[Step], program: str) -> tuple[list[str], list[str]]:
+        """What the releases' own vLLM says to new arguments: (refusals with their remedy, what could not be asked).
+
+        Only what an instance would be restarted for and vLLM reads differently is asked: it costs an import of vLLM.
+
+        Raises:
+            SystemdError: systemd-run is missing.
+        """
+        refusals, doubts = [], []
+        for step in steps:
+            content = step.instance.content
+            if not {"serve.yaml", "environment", "release"} & set(step.changed) or not Path(content.release).is_dir():
+                continue
+            bound_s = max(self.limits.start_s, 120)
+            refusal, doubt = check_arguments(step.instance.name, content, step.number, program, bound_s)
+            where = f"instance {step.instance.name!r}: the vLLM of {content.release}"
+            if refusal:
+                refusals.append(
+                    f"{where} refuses its serve arguments:{refusal}\n{remedy(refusal)} Nothing was stopped or changed."
+                )
+            elif doubt:
+                doubts.append(f"{where} could not be asked about its serve arguments, so its start will tell: {doubt}")
+        return refusals, doubts
+
+    def apply(self, steps: Sequence[Step], *, stop_at_failure: bool = False) -> list[Outcome]:
+        """Carry the steps out, one instance after the other.
+
+        Args:
+            stop_at_failure: leave the instances after one that failed as they are; otherwise each gets its turn.
+        """
         for step in steps:
             if step.new or step.install_unit:
                 verify_unit(step.instance.unit, step.instance.content.unit)
-        self._free_claims(steps)
-        return [self._apply(step) for step in steps]
+        stopped = self._free_claims(steps)
+        outcomes: list[Outcome] = []
+        for step in steps:
+            failed = [outcome.name for outcome in outcomes if outcome.failure]
+            if stop_at_failure and failed:
+                outcomes.append(self._leave(step, failed[0], step.instance.name in stopped))
+            else:
+                outcomes.append(self._apply(step))
+        return outcomes
 
-    def _free_claims(self, steps: Sequence[Step]) -> None:
-        """Stop instances that restart anyway and hold a port or GPU that another one needs for its start."""
+    def _leave(self, step: Step, failed: str, stopped: bool) -> Outcome:
+        """Leave an instance as it is; one that was stopped to free its port or GPU comes back."""
+        outcome = Outcome(step.instance.name, step.current or 0, reason=f"left alone: instance {failed} failed")
+        if stopped:
+            try:
+                start_and_wait(step.instance.unit, self.limits.start_bound_s)
+            except StartFailed as error:
+                outcome.failure = (
+                    f"instance {step.instance.name!r} was stopped for another and did not come back: {error}"
+                )
+        return outcome
+
+    def _free_claims(self, steps: Sequence[Step]) -> set[str]:
+        """Stop instances that restart anyway and hold a port or GPU that another one needs for its start; which."""
         due = [step for step in steps if step.restart]
+        stopped = set()
         for holder in due:
             served = process_environment(holder.state.main_pid, GENERATION_VARIABLE) if holder.state.main_pid else None
             if served is None or not served.isdigit():
@@ -437,7 +504,9 @@ class Host:
                 content = other.instance.content
                 if other is not holder and (content.port == manifest.get("port") or gpus & set(content.gpus)):
                     stop(holder.instance.unit, self.limits.stop_bound_s)
+                    stopped.add(holder.instance.name)
                     break
+        return stopped
 
     def _apply(self, step: Step) -> Outcome:
         instance, generations = step.instance, step.generations
@@ -446,7 +515,8 @@ class Host:
         self.places.record(instance.name).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         generations.sweep()
         if step.new:
-            outcome.generation = generations.write(instance.content)
+            if not step.stored:
+                outcome.generation = generations.write(instance.content)
             generations.activate(outcome.generation)
         elif step.loose:
             generations.tighten(step.number)
@@ -460,13 +530,36 @@ class Host:
             elif step.wait:
                 wait_started(instance.unit, self.limits.start_bound_s)
         except StartFailed as error:
+            failed = outcome.generation
             self._fall_back(step, outcome, str(error))
-            generations.prune(self.limits.keep)
-            return outcome
-        generations.mark_ready(outcome.generation)
-        outcome.ready_seconds = self._ready_seconds(instance.name, outcome.generation)
+            self._keep_log(step, failed, error.invocations, outcome)
+        else:
+            generations.mark_ready(outcome.generation)
+            outcome.ready_seconds = self._ready_seconds(instance.name, outcome.generation)
         generations.prune(self.limits.keep)
+        for path in self.places.log(instance.name, 0).parent.glob("failed-*.log"):
+            if path.stem.removeprefix("failed-") not in map(str, generations.numbers()):
+                path.unlink()
+        outcome.releases = self.releases_kept(step)
         return outcome
+
+    def releases_kept(self, step: Step) -> list[str]:
+        """The releases that generations of an instance need, once its step is done."""
+        gone = step.generations.superfluous(self.limits.keep, step.number if step.new else None)
+        kept = {step.generations.read(number)[1] for number in step.generations.numbers() if number not in gone}
+        return sorted({*kept, step.instance.content.release} - {""})
+
+    def _keep_log(self, step: Step, failed: int, invocations: Sequence[str], outcome: Outcome) -> None:
+        """Keep what a failed generation said: the journal is overwritten, and lies in memory on many hosts."""
+        path = self.places.log(step.instance.name, failed)
+        text = hidden(whole_journal(invocations), step.generations.secrets(failed))
+        try:
+            write_file(path, text.encode(), 0o600)
+        except OSError as error:
+            outcome.failure += f"\nIts log could not be kept: {error}."
+            return
+        outcome.log = str(path)
+        outcome.failure += f"\nAll that generation {failed} said is kept in {path}."
 
     def _install(self, unit: str, text: bytes, *, reload: bool) -> None:
         path = self.places.units / unit
@@ -522,6 +615,8 @@ def bring_about(
     purge_others: bool = False,
     keep_caches: bool = False,
     check_mode: bool = False,
+    argument_check: str | None = None,
+    stop_at_failure: bool = False,
 ) -> dict[str, object]:
     """Make the host's instances what ``entries`` say, or predict it; what the module returns.
 
@@ -529,6 +624,8 @@ def bring_about(
         entries: the module's ``instances``, see build().
         readiness: text of the program that the units call.
         purge_others: remove instances of ours that are not in ``entries``, before any other one starts.
+        argument_check: text of the program that lets a release's vLLM read its arguments; not asked where None.
+        stop_at_failure: leave the instances after one that failed as they are.
 
     Raises:
         InstancesFailed: refused, not ready or interrupted by an error. No secret is in its message.
@@ -539,10 +636,13 @@ def bring_about(
     try:
         check(instances, [problem for entry in entries for problem in variable_problems(entry)])
         if check_mode:
-            _predict(instances, host, readiness, host.others(names) if purge_others else [], result)
+            others = host.others(names) if purge_others else []
+            _predict(instances, host, readiness, others, result, argument_check)
             return result
         with host_lock(f"instances {', '.join(names) or 'removal'}"):
-            failures = _carry_out(instances, host, readiness, purge_others, keep_caches, result)
+            failures = _carry_out(
+                instances, host, readiness, purge_others, keep_caches, result, argument_check, stop_at_failure
+            )
     except (InstancesRefused, HostLocked, SystemdError, OSError) as error:
         raise InstancesFailed(without_secrets(str(error), instances), result) from None
     if failures:
@@ -551,13 +651,24 @@ def bring_about(
 
 
 def _predict(
-    instances: Sequence[Instance], host: Host, readiness: str | None, others: list[str], result: dict[str, object]
+    instances: Sequence[Instance],
+    host: Host,
+    readiness: str | None,
+    others: list[str],
+    result: dict[str, object],
+    argument_check: str | None,
 ) -> None:
     steps = [host.look(instance) for instance in instances]
+    _ask_releases(host, steps, others, argument_check, result)
     result["removed"] = others
     result["instances"] = [
         Outcome(
-            step.instance.name, step.number, step.changes, restarted=bool(step.restart), reason=step.restart
+            step.instance.name,
+            step.number,
+            step.changes,
+            restarted=bool(step.restart),
+            reason=step.restart,
+            releases=host.releases_kept(step),
         ).returned()
         for step in steps
     ]
@@ -573,17 +684,20 @@ def _carry_out(
     purge_others: bool,
     keep_caches: bool,
     result: dict[str, object],
+    argument_check: str | None,
+    stop_at_failure: bool,
 ) -> list[str]:
     check_releases(instances)
+    others = host.others([instance.name for instance in instances]) if purge_others else []
+    _ask_releases(host, [host.look(instance) for instance in instances], others, argument_check, result)
     removed: list[str] = []
     result["removed"] = removed
-    if purge_others:
-        for name in host.others([instance.name for instance in instances]):
-            result["changed"] = True
-            host.remove(name, keep_caches=keep_caches)
-            removed.append(name)
-        if not instances and host.remove_shared():
-            result["changed"] = True
+    for name in others:
+        result["changed"] = True
+        host.remove(name, keep_caches=keep_caches)
+        removed.append(name)
+    if purge_others and not instances and host.remove_shared():
+        result["changed"] = True
     if instances and readiness is not None and not host.has_program(readiness):
         result["changed"] = True
         host.install_program(readiness)
@@ -591,16 +705,38 @@ def _carry_out(
     result["diff"] = [diff for step in steps for diff in host.diffs(step)]
     if any(step.changes for step in steps):
         result["changed"] = True
-    outcomes = host.apply(steps)
+    outcomes = host.apply(steps, stop_at_failure=stop_at_failure)
     result["instances"] = [outcome.returned() for outcome in outcomes]
     return [outcome.failure for outcome in outcomes if outcome.failure]
 
 
+def _ask_releases(
+    host: Host, steps: Sequence[Step], others: Sequence[str], program: str | None, result: dict[str, object]
+) -> None:
+    """Refuse arguments that the new releases' own vLLM refuses, before anything is stopped for them.
+
+    Where nothing runs there is nothing to lose, and the start itself says the same.
+
+    Raises:
+        InstancesRefused: with what vLLM says, for every instance.
+    """
+    if program is None or not (others or any(step.state.main_pid for step in steps)):
+        return
+    refusals, result["doubts"] = host.refused_arguments(steps, program)
+    if refusals:
+        raise InstancesRefused("\n".join(refusals))
+
+
 def without_secrets(text: str, instances: Sequence[Instance]) -> str:
-    """``text`` with the value of every secret replaced: a program may print its own environment to the journal."""
-    values = {value for instance in instances for value in instance.content.secrets.values() if value}
-    for value in sorted(values, key=len, reverse=True):
-        text = text.replace(value, "(hidden)")
+    """``text`` with the value of every secret of ``instances`` hidden."""
+    return hidden(text, [value for instance in instances for value in instance.content.secrets.values()])
+
+
+def hidden(text: str, secrets: Sequence[str]) -> str:
+    """``text`` without ``secrets``: a program may print its own environment to the journal, as it is or quoted."""
+    forms = {form for value in secrets for form in (value, repr(value)[1:-1], json.dumps(value)[1:-1]) if form}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "(hidden)")
     return text
 
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -863,6 +863,49 @@ def remove(site: Site, releases: Sequence[Release], *, check: bool) -> Report:
             if outcome.changed:
                 remove_tree(Path(outcome.path))
     return report
+
+
+def referenced_releases(configuration: Path = Path("/etc/vllm")) -> set[str]:
+    """Ids of the releases that a generation of an instance on this host links to: what it runs, or may go back to."""
+    links = configuration.glob("*/generations/*/release")
+    return {os.path.basename(os.readlink(link)) for link in links if link.is_symlink()}
+
+
+def prune(site: Site, wanted: Sequence[str], referenced: Collection[str], keep: int, *, check: bool) -> Report:
+    """Remove the oldest releases until ``keep`` are left; those that something needs stay, and count.
+
+    Args:
+        wanted: ids that the plan names.
+        referenced: ids that generations of instances link to, see referenced_releases().
+    """
+    report = Report([])
+    folders = [entry for entry in site.releases.iterdir() if ID.fullmatch(entry.name)] if site.releases.is_dir() else []
+    needed = [folder for folder in folders if folder.name in {*wanted, *referenced} or processes_using(folder)]
+    idle = sorted(set(folders) - set(needed), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for folder in idle[max(0, keep - len(needed)) :]:
+        report.outcomes.append(Outcome(folder.name, os.fspath(folder), "removed"))
+    if check or not report.outcomes:
+        return report
+    before = _installed_packages(folders)
+    for outcome in report.outcomes:
+        remove_tree(Path(outcome.path))
+    # The cache holds hard links to the same files: without this no space is freed.
+    left = _installed_packages(folder for folder in folders if folder.is_dir())
+    uv = Uv(site.uv_directory / "uv", site.mirror_url, site.cache, site.proxy)
+    if uv.program.is_file() and site.cache.is_dir():
+        try:
+            uv.forget(sorted({name for name, _unused in before - left}))
+        except VenvError as error:
+            report.outcomes[0].notes.append(f"uv's cache still holds its files: {error}")
+    return report
+
+
+def _installed_packages(folders: Iterable[Path]) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for folder in folders:
+        with suppress(ManifestError, KeyError):
+            found.update(read_manifest(folder).about["packages"].items())
+    return found
 
 
 def remove_everything(site: Site, *, check: bool) -> Report:

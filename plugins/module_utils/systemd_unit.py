@@ -38,6 +38,10 @@ class SystemdError(RuntimeError):
 class StartFailed(RuntimeError):
     """A service did not get to started; the message says how it ended and quotes the journal lines that matter."""
 
+    def __init__(self, message: str, invocations: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.invocations = tuple(invocations)
+
 
 @dataclass(frozen=True)
 class UnitState:
@@ -163,10 +167,11 @@ def wait_started(unit: str, bound_s: float, earlier_invocation: str = "") -> Non
         elif time.monotonic() >= until:
             failure = f"it was not ready after {bound_s:.0f} s (state {state.active}/{state.sub})"
         if failure is not None:
-            lines = journal(invocations[:1] or [state.invocation])
+            seen = invocations or [state.invocation]
+            lines = journal(seen[:1])
             stop(unit)
             quoted = "".join(f"\n  {line}" for line in lines) or "\n  (the journal holds nothing of it)"
-            raise StartFailed(f"{unit}: {failure}. From its journal:{quoted}")
+            raise StartFailed(f"{unit}: {failure}. From its journal:{quoted}", seen)
         time.sleep(pause)
         pause = min(pause * 1.3, 1.0)
 
@@ -183,17 +188,30 @@ def stop(unit: str, timeout_s: float = 330.0) -> None:
 
 def journal(invocations: Sequence[str], most: int = 14) -> list[str]:
     """The lines of a service's runs that name a cause, then its last ones, ``most`` in all, oldest first."""
+    return lines_that_matter(_journal(invocations, "cat", 600).splitlines(), most)
+
+
+def whole_journal(invocations: Sequence[str], most_bytes: int = 1 << 20) -> str:
+    """All that a service's runs said, with times; of a longer one the first quarter and the rest from its end."""
+    text = _journal(invocations, "short-iso", 20000)
+    if len(text.encode()) <= most_bytes:
+        return text
+    content = text.encode()
+    head = content[: most_bytes // 4].decode(errors="replace").rpartition("\n")[0]
+    tail = content[-most_bytes // 4 * 3 :].decode(errors="replace").partition("\n")[2]
+    return f"{head}\n(left out here: {len(content) - most_bytes} bytes and more)\n{tail}"
+
+
+def _journal(invocations: Sequence[str], output: str, lines: int) -> str:
     matches: list[str] = []
     for invocation in invocations:
         if invocation:
             matches += [*(["+"] if matches else []), f"_SYSTEMD_INVOCATION_ID={invocation}", "+"]
             matches += [f"INVOCATION_ID={invocation}"]
     if not matches:
-        return []
-    done = _ended(
-        ["journalctl", "--quiet", "--no-pager", "--output", "cat", "--lines", "600", *matches], COMMAND_TIMEOUT_S
-    )
-    return lines_that_matter(done.stdout.splitlines(), most)
+        return ""
+    command = ["journalctl", "--quiet", "--no-pager", "--output", output, "--lines", str(lines), *matches]
+    return _ended(command, COMMAND_TIMEOUT_S).stdout
 
 
 def lines_that_matter(lines: Sequence[str], most: int = 14) -> list[str]:

@@ -34,6 +34,12 @@ options:
     description: Directory of the releases.
     type: path
     default: /opt/vllm/releases
+  going:
+    description:
+      - Ids of releases that go in this run, so that check mode counts their caches too.
+    type: list
+    elements: str
+    default: []
   state:
     description: V(absent) takes the C(tmpfiles.d) file back, and the caches if O(purge) is set.
     type: str
@@ -74,6 +80,7 @@ removed:
   sample: [/var/cache/triton/0.25.0-cpu-a37d2201]
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +95,7 @@ ARGUMENTS: dict[str, Any] = {
     "group": {"type": "str", "default": "vllm"},
     "root": {"type": "path", "default": "/var/cache"},
     "release_root": {"type": "path", "default": "/opt/vllm/releases"},
+    "going": {"type": "list", "elements": "str", "default": []},
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "purge": {"type": "bool", "default": False},
 }
@@ -148,6 +156,7 @@ def main() -> None:
             root=params["root"].rstrip("/"),
             releases=params["release_root"].rstrip("/"),
         )
+        layout = replace(layout, going=frozenset(params["going"]))
         act = present if params["state"] == "present" else absent
         result = act(module, layout)
     except (CacheDirsError, HostLocked) as error:

@@ -14,7 +14,10 @@ description:
     C(/etc/vllm/<instance>/generations/<n>), activated by one rename of the link C(current).
   - An instance is restarted where its process serves another generation than C(current), or does not run. The module
     waits until systemd calls the unit started, which takes a completion from the instance itself.
-  - Where that fails, the last generation that was ready comes back by itself and the module fails with the cause.
+  - Where that fails, the last generation that was ready comes back by itself and the module fails with the cause. All
+    that the failed one said is kept in C(/var/lib/vllm/<instance>/failed-<n>.log), without secrets.
+  - Before anything is stopped, new arguments are read by their release's own vLLM in the unit's sandbox
+    (O(argument_check)); a flag it does not know is refused while the instance serves on.
   - An interrupted run is repaired by the next one.
 options:
   instances:
@@ -74,6 +77,15 @@ options:
   readiness:
     description: Text of the program the units call before and after the start. Installed where it differs.
     type: str
+  argument_check:
+    description:
+      - Text of the program that lets a release's vLLM read C(serve.yaml), also in check mode. Not asked without it.
+      - Costs an import of vLLM for each instance whose arguments, environment or release change on a host that serves.
+    type: str
+  stop_at_failure:
+    description: Whether the instances after one that failed are left as they are; otherwise each gets its turn.
+    type: bool
+    default: false
   purge_others:
     description:
       - Whether instances of this collection that are not listed are stopped and removed, before any other starts.
@@ -149,14 +161,23 @@ instances:
       description: Whether its start failed and the generation before came back.
       type: bool
     reason:
-      description: Why it was restarted.
+      description: Why it was restarted, or left alone.
       type: str
+    log:
+      description: File that holds all that a failed generation said, empty where none failed.
+      type: str
+    releases:
+      description: Directories of the releases that its generations need, the current one's among them.
+      type: list
+      elements: str
 removed:
   description: Names of the instances that were removed.
   returned: always
   type: list
   elements: str
 """
+
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -182,6 +203,8 @@ def main() -> None:
             "instances": {"type": "list", "elements": "dict", "required": True, "options": INSTANCE},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
             "readiness": {"type": "str"},
+            "argument_check": {"type": "str"},
+            "stop_at_failure": {"type": "bool", "default": False},
             "purge_others": {"type": "bool", "default": False},
             "keep_caches": {"type": "bool", "default": False},
             "start_timeout_s": {"type": "int", "default": 900},
@@ -201,10 +224,19 @@ def main() -> None:
             purge_others=given["purge_others"],
             keep_caches=given["keep_caches"],
             check_mode=module.check_mode,
+            argument_check=given["argument_check"],
+            stop_at_failure=given["stop_at_failure"],
         )
     except InstancesFailed as failure:
+        _warn(module, failure.result)
         module.fail_json(msg=str(failure), **failure.result)
+    _warn(module, result)
     module.exit_json(**result)
+
+
+def _warn(module: AnsibleModule, result: dict[str, Any]) -> None:
+    for doubt in result.pop("doubts", []):
+        module.warn(doubt)
 
 
 if __name__ == "__main__":

@@ -149,11 +149,23 @@ options:
   state:
     description:
       - V(absent) removes the named releases.
+      - V(pruned) removes the oldest releases that nothing needs, until O(keep) are left. The O(releases) stay, and what
+        a process runs from or a generation of an instance links to.
       - V(purged) removes every release, uv, the interpreters and the cache.
       - Neither touches a release that a process runs from.
     type: str
-    choices: [present, absent, purged]
+    choices: [present, absent, pruned, purged]
     default: present
+  keep:
+    description: Number of releases that stay with O(state=pruned), those that something needs among them.
+    type: int
+    default: 3
+  needed:
+    description:
+      - Directories of releases that instances need, for O(state=pruned) in check mode, where their generations are not
+        yet as they will be. M(onprem.vllm.instance) returns them.
+    type: list
+    elements: path
 attributes:
   check_mode:
     description: Predicts on a virgin host as well.
@@ -238,6 +250,8 @@ from ..module_utils.release import (
     Site,
     apply,
     preview,
+    prune,
+    referenced_releases,
     remove,
     remove_everything,
 )
@@ -285,9 +299,11 @@ def main() -> None:
             "verify": {"type": "str", "choices": ["stat", "full"], "default": "stat"},
             "rebuild": {"type": "bool", "default": False},
             "proxy": {"type": "str"},
-            "state": {"type": "str", "choices": ["present", "absent", "purged"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "absent", "pruned", "purged"], "default": "present"},
+            "keep": {"type": "int", "default": 3},
+            "needed": {"type": "list", "elements": "path"},
         },
-        required_if=[("state", "present", ("mirror_url", "uv"))],
+        required_if=[("state", state, ("mirror_url", "uv")) for state in ("present", "pruned")],
         supports_check_mode=True,
     )
     _only_the_told_proxy(module.params["proxy"])
@@ -343,6 +359,8 @@ def _run(module: AnsibleModule) -> tuple[Report, str]:
         proxy=params["proxy"],
     )
     before = _listing(site)
+    if params["state"] == "pruned":
+        return _prune(module, site, [release.id for release in releases]), before
     if module.check_mode:
         if params["state"] == "present":
             return preview(site, releases), before
@@ -356,6 +374,15 @@ def _run(module: AnsibleModule) -> tuple[Report, str]:
         if params["state"] == "absent":
             return remove(site, releases, check=False), before
         return remove_everything(site, check=False), before
+
+
+def _prune(module: AnsibleModule, site: Site, wanted: list[str]) -> Report:
+    needed = {os.path.basename(path) for path in module.params["needed"] or ()}
+    if module.check_mode:
+        referenced = needed if module.params["needed"] is not None else referenced_releases()
+        return prune(site, wanted, referenced, module.params["keep"], check=True)
+    with host_lock("releases (pruning)"):
+        return prune(site, wanted, needed | referenced_releases(), module.params["keep"], check=False)
 
 
 def _only_the_told_proxy(proxy: str | None) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.onprem.vllm.plugins.module_utils.argument_check import remedy, surroundings
 from ansible_collections.onprem.vllm.plugins.module_utils.generation import Content, Generations, differences
 from ansible_collections.onprem.vllm.plugins.module_utils.instance import (
     MARK,
@@ -17,6 +19,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.instance import (
     build,
     check,
     check_releases,
+    hidden,
     variable_problems,
     without_secrets,
 )
@@ -230,3 +233,119 @@ def test_of_a_long_journal_the_first_cause_and_the_end_are_kept() -> None:
 def test_a_secret_in_a_message_is_hidden_the_longer_one_first() -> None:
     instance = build(entry(secrets={"A": "abcdefgh", "B": "abcdefghij"}))
     assert without_secrets("x abcdefghij abcdefgh y", [instance]) == "x (hidden) (hidden) y"
+
+
+def test_a_rollback_goes_to_what_was_ready_before_and_a_killed_one_goes_on(generations: Generations) -> None:
+    for number in (1, 2, 3):
+        assert generations.write(content(serve=f"a: {number}\n")) == number
+    assert generations.rollback_target() is None
+    generations.activate(1)
+    generations.mark_ready(1)
+    assert generations.rollback_target() is None
+    generations.activate(2)  # killed here, it never answered
+    assert generations.rollback_target() == 1
+    generations.mark_ready(2)
+    generations.activate(3)
+    generations.activate(2)  # 3 failed, 2 came back
+    assert generations.rollback_target() == 1
+    generations.activate(1)  # a rollback, killed before its restart: the next one finishes it
+    assert generations.rollback_target() == 1
+    generations.mark_ready(1)
+    assert (generations.current(), generations.rollback_target()) == (1, 2)
+
+
+def test_what_a_rollback_needs_is_not_pruned_and_check_mode_knows_before(generations: Generations) -> None:
+    for number in range(1, 6):
+        generations.write(content(serve=f"a: {number}\n"))
+    for number in (2, 3):
+        generations.activate(number)
+        generations.mark_ready(number)
+    assert generations.superfluous(1) == [1, 4]
+    # Once 6 is written and ready, 3 is what was ready before, and 2 is not needed any more.
+    assert generations.superfluous(1, 6) == [1, 2, 4, 5]
+    assert generations.superfluous(5, 6) == [1]
+    assert generations.prune(1) == [1, 4]
+    assert generations.numbers() == [2, 3, 5]
+
+
+def test_what_was_altered_since_it_was_written_is_found(generations: Generations) -> None:
+    number = generations.write(content())
+    path = generations.path(number)
+    assert generations.altered(number) == []
+    (path / "unit").write_text("other")
+    (path / "serve.yaml").unlink()
+    (path / "release").unlink()
+    (path / "release").symlink_to("/elsewhere")
+    assert generations.altered(number) == ["serve.yaml", "unit", "release"]
+    (path / "manifest.json").unlink()
+    assert "manifest.json" in generations.altered(number)
+
+
+def test_secrets_are_known_from_the_generation_itself_and_hidden_in_every_form(generations: Generations) -> None:
+    tricky = 'k "quoted" \\ back\nslash'
+    number = generations.write(content(secrets={"VLLM_API_KEY": tricky}))
+    assert generations.secrets(number) == [tricky]
+    for text in (tricky, repr({"k": tricky}), json.dumps({"k": tricky})):
+        assert "quoted" not in hidden(f"before {text} after", [tricky])
+    (generations.path(number) / "manifest.json").unlink()
+    assert tricky in generations.secrets(number)
+
+
+UNIT = Path(__file__).parents[2] / "roles/vllm_service/templates/vllm.service.j2"
+
+
+def test_arguments_are_read_in_the_units_own_surroundings() -> None:
+    """All that makes the sandbox, and nothing of what the unit runs or when it is ended."""
+    text = UNIT.read_text()
+    settings = surroundings(text)
+    names = [setting.partition("=")[0] for setting in settings]
+    for name in ("User", "Group", "ProtectSystem", "ReadWritePaths", "SystemCallFilter", "CapabilityBoundingSet"):
+        assert name in names
+    section = text.partition("[Service]")[2].partition("[Install]")[0]
+    left_out = {line.partition("=")[0] for line in section.splitlines() if "=" in line and line[0] != "#"} - set(names)
+    assert left_out == {
+        *("Type", "SyslogIdentifier", "EnvironmentFile", "ExecStartPre", "ExecStart", "ExecStartPost", "KillSignal"),
+        *("TimeoutStartSec", "TimeoutStopSec", "KillMode", "SuccessExitStatus", "Restart", "RestartSec"),
+        "RestartPreventExitStatus",
+    }
+
+
+def test_the_remedy_names_the_arguments_that_vllm_names() -> None:
+    assert remedy("vllm: error: unrecognized arguments: --no-such-flag 1 --other").startswith(
+        "Correct `no-such-flag`, `other` below `serve`"
+    )
+    assert remedy("ValueError: nothing of the kind").startswith("Correct what it names")
+
+
+CHECK = Path(__file__).parents[2] / "roles/vllm_service/files/check_arguments.py"
+VLLM = Path(__file__).parents[2] / ".cache/vllm-0.28.0/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "said"),
+    [
+        pytest.param("max-model-len: 256K", 0, "", marks=pytest.mark.slow),
+        ("no-such-flag: 1", 2, "vllm: error: unrecognized arguments: --no-such-flag 1"),
+        pytest.param(
+            "enable-auto-tool-choice: true",
+            2,
+            "TypeError: Error: --enable-auto-tool-choice requires --tool-call-parser",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_real_vllm_says_what_it_thinks_of_arguments(tmp_path: Path, line: str, status: int, said: str) -> None:
+    """vLLM 0.28.0 itself; `make unit` installs it."""
+    serve = tmp_path / "serve.yaml"
+    serve.write_text(f"model: /models/x\n{line}\n")
+    environment = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HOME": str(tmp_path),
+    }
+    done = subprocess.run(
+        [str(VLLM), "-I", str(CHECK), str(serve)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr

@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 COLLECTION = Path(__file__).resolve().parents[2]
+PLAYBOOKS = COLLECTION / "playbooks"
+IMPORT = "ansible.builtin.import_playbook"
 
 
 def ansible_playbook(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -110,35 +112,37 @@ def test_a_plan_under_limit_is_the_same(example: list[dict[str, Any]]) -> None:
     assert query("inventory/example", "[]", "--limit", "gpu2") == example[2:3]
 
 
-def imported(play: dict[str, Any]) -> list[dict[str, str]]:
-    return [
-        task["ansible.builtin.import_role"] for task in play.get("tasks", []) if "ansible.builtin.import_role" in task
-    ]
+def rollout() -> list[dict[str, Any]]:
+    """The plays of site.yml, whose imported parts are those of upgrade.yml too."""
+    site, upgrade = (
+        yaml.safe_load((PLAYBOOKS / name).read_text(encoding="utf-8")) for name in ("site.yml", "upgrade.yml")
+    )
+    parts = [step["ansible.builtin.import_playbook"] for step in upgrade]
+    assert parts == [step[IMPORT] for step in site if IMPORT in step]
+    imported = [play for part in parts for play in yaml.safe_load((PLAYBOOKS / part).read_text(encoding="utf-8"))]
+    return imported + [step for step in site if IMPORT not in step]
 
 
 def test_a_release_is_proven_before_it_serves() -> None:
-    plays = yaml.safe_load((COLLECTION / "playbooks" / "site.yml").read_text(encoding="utf-8"))
-    [serve] = [play for play in plays if play["name"] == "Serve"]
-    assert imported(serve) == [
+    plays = {play["name"]: play for play in rollout()}
+    assert list(plays).index("Install beside what serves") < list(plays).index("Serve")
+    install = plays["Install beside what serves"]
+    assert "onprem.vllm.uv_venv" in [role["role"] for role in install["roles"]]
+    assert [task["ansible.builtin.import_role"] for task in install["tasks"]] == [
+        {"name": "onprem.vllm.vllm_service", "tasks_from": "variables"},
         {"name": "onprem.vllm.flashinfer", "tasks_from": "probe"},
-        {"name": "onprem.vllm.vllm_service"},
     ]
-    assert "onprem.vllm.uv_venv" in [role["role"] for role in serve["roles"]]
 
 
 def test_site_runs_the_roles_that_the_plan_names_in_its_order() -> None:
-    plays = yaml.safe_load((COLLECTION / "playbooks" / "site.yml").read_text(encoding="utf-8"))
+    plays = rollout()
     catalogue = yaml.safe_load((COLLECTION / "catalogue" / "inventory.yml").read_text(encoding="utf-8"))
     for group in ("mirror", "vllm", "proxy"):
         run = [
-            name.removeprefix("onprem.vllm.")
+            role["role"].removeprefix("onprem.vllm.")
             for play in plays
             if group in play["hosts"].split(":")
-            for name in [
-                *(role["role"] for role in play.get("roles", [])),
-                # Other entry points than main belong to a role that stands above.
-                *(task["name"] for task in imported(play) if "tasks_from" not in task),
-            ]
+            for role in play.get("roles", [])
         ]
         assert run == [entry["role"] for entry in catalogue["roles"] if group in entry["groups"]]
     order = [entry["role"] for entry in catalogue["roles"]]

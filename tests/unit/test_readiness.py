@@ -255,3 +255,19 @@ def test_a_driver_that_is_not_installed_is_told() -> None:
 
 def test_words_it_does_not_know_are_a_usage_error() -> None:
     assert step("nothing").returncode == 2
+
+
+def test_a_half_written_graph_is_removed_and_a_whole_one_stays_warm(tmp_path: Path) -> None:
+    """Cut off anywhere, vLLM's index is no Python literal; it would fail every later start."""
+    whole = "{((1, 2), 0, 'inductor'): {'graph_handle': ('a', '/b')}}"
+    kept, cut, empty = (tmp_path / f"torch_compile_cache/{name}/rank_0_0/backbone" for name in ("a", "b", "c"))
+    for folder, text in ((kept, whole), (cut, whole[:-9]), (empty, "")):
+        folder.mkdir(parents=True)
+        (folder / "vllm_compile_cache.py").write_text(text)
+        (folder / "computation_graph.py").write_text("x")
+    environment = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-I", str(READINESS), "caches"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert (kept.is_dir(), cut.exists(), empty.exists()) == (True, False, False)
+    assert done.stdout.count("left half written") == 2

@@ -18,6 +18,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 LAB = [sys.executable, str(CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "exec", "role1"]
 LIMITS = {"start_s": 60, "stop_s": 8, "device_s": 5, "keep": 3}
 SECRET = "sk-not-to-be-seen"
+CHECK = (CHECKOUT / "roles/vllm_service/files/check_arguments.py").read_text()
 
 
 def run(*words: str, given: str | bytes = "") -> subprocess.CompletedProcess[bytes]:
@@ -41,11 +42,37 @@ def install_driver() -> None:
         "bash", "-euc", "rm -rf /root/drive; mkdir /root/drive; tar -C /root/drive -xf -", given=content.getvalue()
     )
     assert done.returncode == 0, done.stderr.decode()
+    for release in ("stand-in-1-11111111", "stand-in-2-22222222"):
+        seal(f"/opt/vllm/releases/{release}")
 
 
-def drive(entries: list[dict], kill_at: int = 0, killed_after_s: float = 120, **options: object) -> dict:
+def seal(release: str) -> None:
+    """Give a stand-in release the manifest that a real one has."""
+    about = {"release": {"vllm": "0.0.1", "variant": "none", "patches": [{"name": "mended"}]}, "packages": {}}
+    done = run(
+        "python3",
+        "-",
+        given=f"""
+import os, sys
+sys.path.insert(0, "/root/drive")
+from pathlib import Path
+from module_utils.record import hash_files
+from module_utils.release_manifest import take_manifest, walk
+root = Path("{release}")
+(root / "manifest.json").unlink(missing_ok=True)
+files = [path for _unused, path, entry in walk(root) if entry is not None and not entry.is_symlink()]
+hashes = dict((path, found["sha256"]) for path, found in hash_files(root, files))
+take_manifest(root, hashes, {about!r}).write(root)
+""",
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def drive(
+    entries: list[dict], kill_at: int = 0, killed_after_s: float = 120, call: str = "bring_about", **options: object
+) -> dict:
     """One run of the module's code on the host; {} where it was killed."""
-    asked = {"entries": entries, "options": options, "limits": LIMITS, "kill_at": kill_at}
+    asked = {"entries": entries, "call": call, "options": options, "limits": LIMITS, "kill_at": kill_at}
     done = run("timeout", "-s", "KILL", str(killed_after_s), "python3", "/root/drive/drive.py", given=json.dumps(asked))
     if done.returncode in (-9, 137):
         return {}
@@ -100,11 +127,17 @@ A, B = "fault-a", "fault-b"
 @pytest.fixture(scope="module", autouse=True)
 def _driver():
     install_driver()
+    clean()
 
 
 @pytest.fixture(autouse=True)
 def _clean():
     yield
+    clean()
+
+
+def clean() -> None:
+    """Nothing of the two instances is left, nor of a run that was broken off."""
     for name in (A, B):
         shell(
             f"systemctl stop vllm-{name} 2>/dev/null || true; systemctl disable -q vllm-{name} 2>/dev/null || true;"
@@ -140,8 +173,193 @@ def test_a_generation_that_fails_gives_way_to_the_one_before(fault, said):
     assert "Generation 1 was brought back and serves" in answer["message"]
     assert SECRET not in json.dumps(answer)
     assert answer["result"]["instances"][0]["rolled_back"] is True
+    log = "/var/lib/vllm/fault-a/failed-2.log"
+    assert f"All that generation 2 said is kept in {log}" in answer["message"]
+    assert answer["result"]["instances"][0]["log"] == log
+    assert (
+        shell(f"stat -c %a%U {log}; grep -c 'as generation 2' {log}; grep -c {SECRET} {log} || true") == "600root\n1\n0"
+    )
     assert (linked(A), linked(A, "ready"), served_generation(A)) == ("1", "1", "1")
     assert (shown(A, "ActiveState"), shown(A, "NRestarts")) == ("active", "0")
+
+
+def rolled(**options: object) -> dict:
+    return drive([], call="roll_back", instance=A, **options)
+
+
+def state_of(name: str = A, **options: object) -> dict:
+    """What status tells of one instance."""
+    return next(one for one in drive([], call="status", **options)["result"] if one["name"] == name)
+
+
+SECOND = "stand-in-2-22222222"
+
+
+def test_back_to_what_served_before_with_unit_release_and_secret_and_there_again():
+    begin()
+    newer = {**entry(A, 8100, SECOND, max_model_len=9), "secrets": {"VLLM_API_KEY": "another-not-to-be-seen"}}
+    newer["unit"] = newer["unit"].replace("LimitNOFILE=1048576", "LimitNOFILE=1000000")
+    begin(newer)
+    assert (shown(A, "LimitNOFILE"), state_of()["rollback"]) == ("1000000", 1)
+    predicted = rolled(check_mode=True)["result"]
+    assert (predicted["changed"], served_generation(A)) == (True, "2")
+    answer = rolled()
+    assert "message" not in answer, answer["message"]
+    assert (linked(A), linked(A, "ready"), linked(A, "previous"), served_generation(A)) == ("1", "1", "2", "1")
+    assert shown(A, "LimitNOFILE") == "1048576"
+    assert "stand-in-1-11111111/bin/vllm" in shell(f"tr '\\0' ' ' < /proc/{shown(A, 'MainPID')}/cmdline")
+    assert rolled(generation=1)["result"]["changed"] is False
+    assert rolled()["result"]["instances"][0]["generation"] == 2
+    assert "message" not in drive([newer])
+    assert drive([newer])["result"]["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ("mv /opt/vllm/releases/stand-in-1-11111111 /root/gone", "is gone. Install it again beside what serves"),
+        (
+            "cp -a /opt/vllm/releases/stand-in-1-11111111 /root/gone; echo >> /opt/vllm/releases/*-1-*/bin/vllm",
+            "bin/vllm",
+        ),
+        (
+            "echo '# x' >> /etc/vllm/fault-a/generations/1/serve.yaml",
+            "changed by hand since it was written (serve.yaml)",
+        ),
+        ("rm -r /etc/vllm/fault-a/generations/1", "no other generation of it was ever ready"),
+    ],
+)
+def test_a_rollback_to_what_is_not_whole_any_more_is_refused_before_anything_stops(harm, said):
+    begin()
+    begin(entry(A, 8100, SECOND))
+    pid = shown(A, "MainPID")
+    shell(harm)
+    try:
+        assert said in rolled()["message"]
+        assert (shown(A, "MainPID"), linked(A), served_generation(A)) == (pid, "2", "2")
+    finally:
+        shell(
+            "[ ! -e /root/gone ] || { rm -rf /opt/vllm/releases/*-1-*;"
+            " mv /root/gone /opt/vllm/releases/stand-in-1-11111111; }"
+        )
+
+
+def test_a_rollback_that_does_not_get_ready_comes_back_and_the_unknown_is_refused():
+    begin()
+    drive([good(stand_in="crash")])
+    begin(good(max_model_len=3))
+    answer = rolled(generation=2)
+    assert "Generation 3 was brought back and serves" in answer["message"]
+    assert SECRET not in json.dumps(answer)
+    assert served_generation(A) == "3"
+    assert "generation 9 is not on this host: the generations here are 1, 2, 3" in rolled(generation=9)["message"]
+    assert "There is no instance 'nobody' here" in drive([], call="roll_back", instance="nobody")["message"]
+    assert "say which one shall go to 1" in drive([], call="roll_back", generation=1)["message"]
+
+
+def test_a_rollback_killed_before_its_effects_is_finished_by_the_next():
+    begin()
+    begin(entry(A, 8100, SECOND))
+    for kill_at in (1, 2, 4, 6):
+        if drive([], call="roll_back", instance=A, kill_at=kill_at):
+            break
+        answer = rolled()
+        assert "message" not in answer, (kill_at, answer["message"])
+        assert served_generation(A) == linked(A) == linked(A, "ready") == "1", kill_at
+        assert rolled()["result"]["instances"][0]["generation"] == 2
+
+
+def test_status_tells_what_serves_and_each_thing_that_was_not_asked_for():
+    begin(good(), good(B, 8101))
+    found = state_of(wanted={A: "stand-in-1-11111111", "c": "x"})
+    assert (found["generation"], found["serves"], found["ready"], found["restarts"]) == (1, 1, True, 0)
+    assert (found["drift"], found["release"]["patches"], found["release"]["vllm"]) == ([], ["mended"], "0.0.1")
+    everything = {one["name"]: one for one in drive([], call="status", wanted={A: "other-id", "c": "x"})["result"]}
+    assert everything[A]["drift"] == ["the inventory asks for release other-id"]
+    assert everything[B]["drift"] == ["the inventory does not know this instance"]
+    assert everything["c"]["state"] == "missing"
+    shell("sleep 0.2; echo '# x' >> /etc/vllm/fault-a/generations/1/serve.yaml")
+    shell("chmod 644 /etc/vllm/fault-a/generations/1/environment")
+    dropped = "/etc/systemd/system/vllm-fault-b.service.d"
+    shell(f"mkdir {dropped}; echo '[Unit]' > {dropped}/o.conf")
+    shell("echo '# x' >> /etc/systemd/system/vllm-fault-a.service")
+    shell(
+        "systemctl disable -q vllm-fault-b; systemctl daemon-reload; touch /opt/vllm/releases/stand-in-1-11111111/new"
+    )
+    try:
+        told = "\n".join(state_of()["drift"] + state_of(B)["drift"])
+    finally:
+        shell("rm -r /etc/systemd/system/vllm-fault-b.service.d /opt/vllm/releases/stand-in-1-11111111/new")
+    for line in (
+        "serve.yaml of generation 1 was changed by hand",
+        "environment of generation 1 has another mode or owner",
+        "the process is older than serve.yaml of generation 1",
+        "its unit is not that of generation 1",
+        "/etc/systemd/system/vllm-fault-b.service.d/o.conf changes its unit",
+        "it does not start at boot",
+        "release stand-in-1-11111111: new: not in the manifest",
+    ):
+        assert line in told, told
+    assert SECRET not in told
+
+
+def untouched(name: str, pid: str) -> None:
+    """The same process serves the same generation, and nothing was left of the question."""
+    assert (shown(name, "MainPID"), served_generation(name), linked(name)) == (pid, "1", "1")
+    assert shell(f"ls /etc/vllm/{name}/generations; ls /run/onprem-vllm; systemctl list-units -q 'onprem-*'") == "1"
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_arguments_that_vllm_refuses_stop_nothing(check_mode):
+    begin()
+    pid = shown(A, "MainPID")
+    answer = drive([good(no_such_flag=3)], argument_check=CHECK, check_mode=check_mode)
+    assert "unrecognized arguments: --no-such-flag" in answer["message"]
+    assert "Correct `no-such-flag` below `serve`" in answer["message"]
+    assert answer["result"]["changed"] is False
+    untouched(A, pid)
+
+
+def test_arguments_refused_for_one_instance_stop_no_other_and_remove_none():
+    begin()
+    pid = shown(A, "MainPID")
+    answer = drive([good(B, 8100, no_such_flag=3)], argument_check=CHECK, purge_others=True)
+    assert "instance 'fault-b'" in answer["message"]
+    untouched(A, pid)
+
+
+def test_vllm_is_asked_as_the_service_in_its_sandbox_with_its_environment_and_no_secret_is_told():
+    begin()
+    pid = shown(A, "MainPID")
+    said = drive([good(stand_in="tell")], argument_check=CHECK)["message"]
+    assert "user vllm, no new privileges 1, /etc writable False, of generation 2, key (hidden)" in said
+    untouched(A, pid)
+
+
+def test_a_release_whose_vllm_cannot_be_imported_is_refused_and_one_with_another_parser_is_tried():
+    begin()
+    pid = shown(A, "MainPID")
+    package = "/opt/vllm/releases/stand-in-2-22222222/lib/python3.11/site-packages/vllm"
+    shell(f"cp {package}/__init__.py /root/aside.py; echo 'import no_such_module' > {package}/__init__.py")
+    try:
+        answer = drive([entry(A, 8100, "stand-in-2-22222222")], argument_check=CHECK)
+        assert "ModuleNotFoundError: No module named 'no_such_module'" in answer["message"]
+        untouched(A, pid)
+        shell(f"mv /root/aside.py {package}/__init__.py; mv {package}/utils /root/aside")
+        answer = drive([entry(A, 8100, "stand-in-2-22222222")], argument_check=CHECK)
+        assert served_generation(A) == "2"
+        assert "could not be asked" in answer["result"]["doubts"][0]
+    finally:
+        shell(f"mv -f /root/aside.py {package}/__init__.py || true; mv /root/aside {package}/utils || true")
+
+
+def test_after_one_that_fails_the_others_are_left_alone_where_asked():
+    begin(good(A, 8100), good(B, 8101))
+    answer = drive([good(A, 8101, stand_in="crash"), good(B, 8100)], stop_at_failure=True)
+    first, second = answer["result"]["instances"]
+    assert (first["rolled_back"], second["restarted"]) == (True, False)
+    assert second["reason"] == "left alone: instance fault-a failed"
+    assert (served_generation(A), served_generation(B), linked(B)) == ("1", "1", "1")
 
 
 def test_one_that_never_answers_is_given_up_in_time_with_the_reason():
@@ -308,11 +526,8 @@ def killed_and_repaired(kill_at: int) -> bool:
     assert served_generation(A) == linked(A) == linked(A, "ready"), kill_at
     assert f"max-model-len: {kill_at}" in shell("cat /etc/vllm/fault-a/current/serve.yaml")
     assert shown(A, "NeedDaemonReload") == "no"
-    assert shell("ls -A /etc/vllm/fault-a; ls -A /etc/vllm/fault-a/generations | grep -v '^[0-9]' || true").split() == [
-        "current",
-        "generations",
-        "ready",
-    ]
+    left = shell("ls -A /etc/vllm/fault-a; ls -A /etc/vllm/fault-a/generations | grep -v '^[0-9]' || true").split()
+    assert left == ["current", "generations", "previous", "ready"]
     assert drive([changed])["result"]["changed"] is False, kill_at
     return True
 

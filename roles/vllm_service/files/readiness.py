@@ -3,6 +3,7 @@
 """The steps of a vLLM unit before and after its start; standard library only, run by systemd as root.
 
 ``readiness.py devices SECONDS`` waits for the device nodes of the instance's GPUs.
+``readiness.py caches`` removes compiled graphs that a killed process left half written; run as the service itself.
 ``readiness.py completion SECONDS RECORD`` waits for one real completion, asks one request of every kind so that no
 user waits for a compilation, and writes RECORD. It ends at once when the main process does: systemd 252 waits for an
 ExecStartPost= even when what it waits for has died.
@@ -13,10 +14,12 @@ VLLM_API_KEY.
 
 from __future__ import annotations
 
+import ast
 import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import ssl
 import subprocess
@@ -51,6 +54,8 @@ def main(words: list[str]) -> int:
     try:
         if len(words) == 2 and words[0] == "devices":
             wait_for_devices(os.environ.get("ONPREM_VLLM_GPUS", ""), float(words[1]))
+        elif words == ["caches"]:
+            clear_half_written(Path(os.environ["VLLM_CACHE_ROOT"]))
         elif len(words) == 3 and words[0] == "completion":
             wait_for_completion(float(words[1]), Path(words[2]))
         else:
@@ -91,6 +96,20 @@ def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pa
                 " nvidia-persistenced.service."
             )
         time.sleep(pause_s)
+
+
+def clear_half_written(root: Path) -> None:
+    """Remove compiled graphs whose index was cut off; what is whole stays warm.
+
+    vLLM writes ``vllm_compile_cache.py`` in place and reads it as a Python literal, so that a process killed while it
+    writes leaves every later start failing (read in 0.28.0). Its other caches are renamed into place or rebuilt.
+    """
+    for index in root.glob("torch_compile_cache/**/vllm_compile_cache.py"):
+        try:
+            ast.literal_eval(index.read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError):
+            print(f"readiness: {index.parent} was left half written; it is removed and compiled anew", flush=True)
+            shutil.rmtree(index.parent)
 
 
 def _stop(*_unused: object) -> None:

@@ -1,0 +1,172 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""A serving host goes to another vLLM and back, and comes back by itself from one that fails; in this order."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "default"))
+import site_under_test as site
+
+HOST = "glm1"
+LIMIT = ("--limit", "mirror,glm_8gpu")
+NEWER = ("-e", "vllm_release=0.31.0-cpu")
+
+
+def play(name, *arguments):
+    done = site.site(*LIMIT, *arguments, playbook=f"playbooks/{name}.yml")
+    return done.returncode, done.stdout + done.stderr
+
+
+def get(lab, path):
+    return lab("run", "sh", "-c", f"curl --silent --max-time 5 http://{HOST}:{site.PORT}{path} || true")
+
+
+def version(lab):
+    return json.loads(get(lab, "/version"))["version"].partition("+")[0]
+
+
+def status():
+    code, said = play("status", "-e", "status_format=json")
+    assert code == 0, said
+    (found,) = json.loads(re.search(r"^ *msg: \|?-?\n?(.*?)^\n", said, re.DOTALL | re.MULTILINE)[1])[HOST]["instances"]
+    return found
+
+
+class Answers(threading.Thread):
+    """Asks all the time, and knows the longest time between two answers, in seconds."""
+
+    def __init__(self, lab):
+        super().__init__(daemon=True)
+        self.lab, self.longest, self.ended = lab, 0.0, threading.Event()
+
+    def run(self):
+        last = time.monotonic()
+        while not self.ended.is_set():
+            if "tiny" in get(self.lab, "/v1/models"):
+                self.longest = max(self.longest, time.monotonic() - last)
+                last = time.monotonic()
+            time.sleep(0.2)
+
+    def stop(self):
+        self.ended.set()
+        self.join()
+        return self.longest
+
+
+@pytest.fixture
+def answers(lab):
+    thread = Answers(lab)
+    thread.start()
+    yield thread
+    thread.ended.set()
+
+
+def test_the_host_serves(lab):
+    code, said = play("site")
+    assert code == 0, said
+    assert version(lab) == "0.28.0"
+
+
+def test_check_mode_says_what_an_upgrade_would_do_and_does_nothing(lab):
+    before = site.process(HOST, lab)["MainPID"]
+    code, said = play("upgrade", *NEWER, "--check", "--diff")
+    assert code == 0, said
+    assert "release 0.31.0-cpu-" in said
+    assert "+/opt/vllm/releases/0.31.0-cpu-" in said
+    assert site.process(HOST, lab)["MainPID"] == before
+
+
+def test_an_upgrade_changes_one_variable(lab, answers):
+    code, said = play("upgrade", *NEWER)
+    assert code == 0, said
+    gap = answers.stop()
+    assert version(lab) == "0.31.0"
+    found = status()
+    assert (found["generation"], found["serves"], found["rollback"], found["ready"]) == (2, 2, 1, True)
+    assert (found["release"]["vllm"], found["drift"]) == ("0.31.0", ["the inventory asks for release " + asked(lab)])
+    print(f"upgrade: {gap:.1f} s without an answer")
+    code, said = play("upgrade", *NEWER)
+    assert (code, site.changed(said)) == (0, 0), said
+
+
+def asked(lab):
+    """The id of the release that the inventory without further variables asks for."""
+    return lab("exec", HOST, "sh", "-c", "basename /opt/vllm/releases/0.28.0-cpu-*").strip()
+
+
+def test_the_way_back_needs_no_mirror(lab, answers):
+    lab("exec", "mirror1", "sh", "-c", "systemctl stop nginx")
+    try:
+        code, said = play("rollback", *NEWER)
+    finally:
+        lab("exec", "mirror1", "systemctl", "start", "nginx")
+    assert code == 0, said
+    assert "The inventory still asks for another state" in said
+    print(f"rollback: {answers.stop():.1f} s without an answer")
+    assert version(lab) == "0.28.0"
+    found = status()
+    assert (found["generation"], found["serves"], found["rollback"], found["drift"]) == (1, 1, 2, [])
+
+
+def test_arguments_that_the_new_vllm_refuses_stop_nothing(lab):
+    """Known to be a flag, and refused for its content by vLLM alone."""
+    before = site.process(HOST, lab)["MainPID"]
+    wrong = {"vllm_group_overrides": {"serve": {"compilation-config": {"no-such-key": 1}}}}
+    code, said = play("upgrade", *NEWER, "-e", json.dumps(wrong))
+    assert code != 0
+    assert "no-such-key" in said
+    assert "Nothing was stopped or changed" in said
+    assert site.process(HOST, lab)["MainPID"] == before
+    assert version(lab) == "0.28.0"
+
+
+def test_an_upgrade_that_does_not_get_ready_comes_back_by_itself_and_leaves_its_log(lab):
+    """A context that the model does not have: read without complaint, refused when the engine is made."""
+    wrong = {"vllm_group_overrides": {"serve": {"max-model-len": 1048576}}}
+    code, said = play("upgrade", *NEWER, "-e", json.dumps(wrong))
+    assert code != 0
+    assert f"fatal: [{HOST}]" in said
+    assert "Generation 1 was brought back and serves" in said
+    assert version(lab) == "0.28.0"
+    found = status()
+    assert (found["generation"], found["ready"], found["logs"]) == (1, True, ["/var/lib/vllm/glm/failed-3.log"])
+    assert "max_model_len" in lab("exec", HOST, "cat", found["logs"][0])
+
+
+def test_status_tells_what_was_changed_by_hand(lab):
+    lab("exec", HOST, "sh", "-c", "echo '# by hand' >> /etc/vllm/glm/current/serve.yaml")
+    lab(
+        "exec",
+        HOST,
+        "sh",
+        "-c",
+        "echo '# by hand' >> $(ls /opt/vllm/releases/0.28*/lib/python*/site-packages/vllm/envs.py)",
+    )
+    drift = status()["drift"]
+    assert "serve.yaml of generation 1 was changed by hand" in drift
+    assert any("vllm/envs.py" in line for line in drift)
+    assert play("status", "-e", "status_fail=true")[0] != 0
+    code, said = play("rollback", "-e", "vllm_generation=1")
+    assert code != 0
+    assert "was changed by hand since it was written (serve.yaml)" in said
+
+
+def test_old_generations_go_and_with_them_the_release_that_nothing_needs(lab):
+    few = ("-e", '{"vllm_service_keep_generations": 1, "uv_venv_keep_releases": 1, "uv_venv_rebuild": true}')
+    shorter = ("-e", json.dumps({"vllm_group_overrides": {"serve": {"max-model-len": 512}}}))
+    code, said = play("site", *few, *shorter)
+    assert code == 0, said
+    assert lab("exec", HOST, "ls", "/etc/vllm/glm/generations").split() == ["1", "4"]
+    assert lab("exec", HOST, "ls", "/opt/vllm/releases").split() == [asked(lab)]
+    assert lab("exec", HOST, "sh", "-c", "ls -d /var/cache/*/0.31* /var/cache/vllm/*/0.31* 2>/dev/null || true") == ""
+    code, said = play("site", *few, *shorter)
+    assert (code, site.changed(said)) == (0, 0), said
