@@ -144,15 +144,13 @@ def test_what_is_no_json_and_what_has_no_length(lab):
 
 
 def made(path: Path, days: str, name: str) -> None:
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout"),
-            *(f"{path}.key", "-out", f"{path}.pem", "-days", days, "-subj", f"/CN={name}", "-addext"),
-            f"subjectAltName=DNS:{name},DNS:proxy.example.internal",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    """A certificate that ends in so many days, and its key."""
+    alternatives = f"subjectAltName=DNS:{name},DNS:proxy.example.internal"
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{path}.key"]
+    request = ["openssl", "req", "-new", *key, "-out", f"{path}.csr", "-subj", f"/CN={name}", "-addext", alternatives]
+    subprocess.run(request, check=True, capture_output=True)
+    sign = ["-req", "-in", f"{path}.csr", "-signkey", f"{path}.key", "-copy_extensions", "copy", "-days", days]
+    subprocess.run(["openssl", "x509", *sign, "-out", f"{path}.pem"], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(
