@@ -102,3 +102,11 @@ def roll(*variables: str) -> subprocess.CompletedProcess[str]:
     inventory = CHECKOUT / ".cache/lab" / os.environ["LAB"] / "inventory.yml"
     command = ["ansible-playbook", "-i", str(inventory), str(Path(__file__).parent / "converge.yml"), *variables]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT)
+
+
+def drain(state: str, *names: str) -> subprocess.CompletedProcess[str]:
+    """Instances out of the routes, or in them again."""
+    inventory = CHECKOUT / ".cache/lab" / os.environ["LAB"] / "inventory.yml"
+    asked = json.dumps({"servers": list(names), "state": state, "wait_s": 60})
+    command = ["ansible", "-i", str(inventory), FRONT, "--become", "-m", "onprem.vllm.drain", "-a", asked]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT)

@@ -57,6 +57,21 @@ def test_a_killed_litellm_and_a_killed_instance_lose_only_what_they_had(at):
     assert len(lost) <= 6
 
 
+def test_a_drained_instance_restarts_unnoticed_and_a_reload_keeps_it_out(lab, at):
+    with proxy.load() as requests:
+        done = proxy.drain("out", "role2-one")
+        assert done.returncode == 0, done.stdout
+        at("role1").check_output("systemctl reload onprem-vllm-haproxy")
+        proxy.wait("reloaded", lambda: proxy.servers(lab)["role2-one"] == "DRAIN")
+        refused = proxy.drain("out", "role2-two")
+        assert "tiny would have no instance left that is ready" in refused.stdout + refused.stderr
+        at("role2").check_output("systemctl restart instance@8001")
+        done = proxy.drain("in", "role2-one")
+        assert done.returncode == 0, done.stdout
+    assert proxy.failed(requests) == []
+    assert proxy.servers(lab)["role2-one"] == "UP"
+
+
 def test_a_stopped_instance_leaves_and_comes_back_by_itself(lab, at):
     at("role2").check_output("systemctl stop instance@8001")
     assert proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["role2-one"]) < 15
@@ -129,15 +144,13 @@ def test_what_is_no_json_and_what_has_no_length(lab):
 
 
 def made(path: Path, days: str, name: str) -> None:
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout"),
-            *(f"{path}.key", "-out", f"{path}.pem", "-days", days, "-subj", f"/CN={name}", "-addext"),
-            f"subjectAltName=DNS:{name},DNS:proxy.example.internal",
-        ],
-        check=True,
-        capture_output=True,
-    )
+    """A certificate that ends in so many days, and its key."""
+    alternatives = f"subjectAltName=DNS:{name},DNS:proxy.example.internal"
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{path}.key"]
+    request = ["openssl", "req", "-new", *key, "-out", f"{path}.csr", "-subj", f"/CN={name}", "-addext", alternatives]
+    subprocess.run(request, check=True, capture_output=True)
+    sign = ["-req", "-in", f"{path}.csr", "-signkey", f"{path}.key", "-copy_extensions", "copy", "-days", days]
+    subprocess.run(["openssl", "x509", *sign, "-out", f"{path}.pem"], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(

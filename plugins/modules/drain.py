@@ -1,0 +1,96 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Edge of the module; the logic is in module_utils/drain.py."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: drain
+short_description: Take instances out of the proxy's routes, and put them back
+version_added: 0.2.0
+author: onprem.vllm founders (@onprem-vllm)
+description:
+  - Runs on a proxy host. An instance that is taken out gets no new requests; the module waits until those under way
+    have ended, streams included.
+  - Refused where too few instances of a model would be left. A reload of the proxy keeps what is out.
+options:
+  servers:
+    description: Instances, as C(servers[].name) of the routes has them, C(<host>-<instance>).
+    type: list
+    elements: str
+    required: true
+  state:
+    description: V(out) or V(in) the routes.
+    type: str
+    choices: [out, in]
+    required: true
+  max_unavailable:
+    description: Instances of one model that may be out at a time, those that are down among them.
+    type: int
+    default: 1
+  accept_outage:
+    description: Whether a model's last ready instance may be taken out.
+    type: bool
+    default: false
+  wait_s:
+    description: Seconds for requests under way to end, or for instances to be up again.
+    type: int
+    default: 600
+attributes:
+  check_mode:
+    description: Looks at what is in and out, and changes nothing.
+    support: full
+  diff_mode:
+    description: Has nothing to show.
+    support: none
+"""
+
+EXAMPLES = r"""
+- name: No new requests for one host's instance
+  onprem.vllm.drain:
+    servers: [gpu1-glm]
+    state: out
+  delegate_to: proxy1
+"""
+
+RETURN = r"""
+busy:
+  description: Instances that still had requests when the time was up.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.drain import DrainRefused, Limits, put_back, take_out
+from ..module_utils.haproxy_socket import SocketError
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "servers": {"type": "list", "elements": "str", "required": True},
+            "state": {"type": "str", "choices": ["out", "in"], "required": True},
+            "max_unavailable": {"type": "int", "default": 1},
+            "accept_outage": {"type": "bool", "default": False},
+            "wait_s": {"type": "int", "default": 600},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    limits = Limits(given["max_unavailable"], given["accept_outage"], given["wait_s"])
+    try:
+        if given["state"] == "out":
+            changed, busy = take_out(given["servers"], limits, check=module.check_mode)
+        else:
+            changed, busy = put_back(given["servers"], limits, check=module.check_mode), []
+    except (DrainRefused, SocketError) as error:
+        module.fail_json(msg=str(error))
+    if busy:
+        module.warn(f"{', '.join(busy)} still had requests after {given['wait_s']} s; they may be cut off.")
+    module.exit_json(changed=changed, busy=busy)
+
+
+if __name__ == "__main__":
+    main()
