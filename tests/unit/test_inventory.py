@@ -125,7 +125,7 @@ def rollout() -> list[dict[str, Any]]:
 
 
 def test_a_release_is_proven_before_it_serves() -> None:
-    *_unused, install, serve, dummy = rollout()
+    *_unused, install, serve, _proxy = rollout()
     assert "onprem.vllm.uv_venv" in [role["role"] for role in install["roles"]]
     assert [task["ansible.builtin.import_role"] for task in install["tasks"]] == [
         {"name": "onprem.vllm.flashinfer", "tasks_from": "probe"}
