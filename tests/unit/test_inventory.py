@@ -128,7 +128,8 @@ def test_a_release_is_proven_before_it_serves() -> None:
     *_unused, install, serve, _proxy = rollout()
     assert "onprem.vllm.uv_venv" in [role["role"] for role in install["roles"]]
     assert [task["ansible.builtin.import_role"] for task in install["tasks"]] == [
-        {"name": "onprem.vllm.flashinfer", "tasks_from": "probe"}
+        {"name": "onprem.vllm.vllm_service", "tasks_from": "variables"},
+        {"name": "onprem.vllm.flashinfer", "tasks_from": "probe"},
     ]
     assert [role["role"] for role in serve["roles"]] == ["onprem.vllm.nftables", "onprem.vllm.vllm_service"]
 
