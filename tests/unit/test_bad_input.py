@@ -113,7 +113,7 @@ BAD = [
     ("network with host bits", TINY, instance(networks=["10.7.0.1/24"]), "vllm_instances.glm.networks", "host bits"),
     ("network is text", TINY, {"vllm_client_networks": "10.77.0.0/24"}, "vllm_client_networks", "expected a list"),
     ("clients not said", TINY, {"vllm_client_networks": ...}, "vllm_client_networks", "nobody could reach"),
-    ("misspelt variable", TINY, {"vllm_instance": {}}, "vllm_instance", "vllm_instances"),
+    ("misspelt variable", TINY, {"vllm_instnces": {}}, "vllm_instnces", "vllm_instances"),
     ("misspelt variable of a role", TINY, {"vllm_service_nofiles": 1}, "vllm_service_nofiles", "vllm_service_nofile"),
     ("misspelt prefix", TINY, {"vlm_instances": {}}, "vlm_instances", "vllm_instances"),
     ("wrong type of a role's variable", TINY, {"vllm_service_nofile": "many"}, "vllm_service_nofile", "expected int"),
