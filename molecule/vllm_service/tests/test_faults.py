@@ -122,6 +122,9 @@ def linked(name: str, link: str = "current") -> str:
 
 
 A, B = "fault-a", "fault-b"
+# Half a minute each: every one of them in `make test-all` (scenario long_faults), a few of each kind in `make test`.
+ALL_FAULTS = bool(os.environ.get("ONPREM_VLLM_ALL_FAULTS"))
+thorough = pytest.mark.skipif(not ALL_FAULTS, reason="make test-all runs it")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -160,10 +163,10 @@ def begin(*entries: dict) -> None:
     ("fault", "said"),
     [
         ("crash", "ValueError: No available memory for the cache blocks"),
-        ("crash-at-first-completion", "torch.OutOfMemoryError: CUDA out of memory"),
+        pytest.param("crash-at-first-completion", "torch.OutOfMemoryError: CUDA out of memory", marks=thorough),
         ("arguments", "unrecognized arguments"),
-        ("empty", "the first completion is empty"),
-        ("foreign", "another server holds the port"),
+        pytest.param("empty", "the first completion is empty", marks=thorough),
+        pytest.param("foreign", "another server holds the port", marks=thorough),
     ],
 )
 def test_a_generation_that_fails_gives_way_to_the_one_before(fault, said):
@@ -217,16 +220,23 @@ def test_back_to_what_served_before_with_unit_release_and_secret_and_there_again
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        ("mv /opt/vllm/releases/stand-in-1-11111111 /root/gone", "is gone. Install it again beside what serves"),
-        (
+        pytest.param(
+            "mv /opt/vllm/releases/stand-in-1-11111111 /root/gone",
+            "is gone. Install it again beside what serves",
+            marks=thorough,
+        ),
+        pytest.param(
             "cp -a /opt/vllm/releases/stand-in-1-11111111 /root/gone; echo >> /opt/vllm/releases/*-1-*/bin/vllm",
             "bin/vllm",
+            marks=thorough,
         ),
         (
             "echo '# x' >> /etc/vllm/fault-a/generations/1/serve.yaml",
             "changed by hand since it was written (serve.yaml)",
         ),
-        ("rm -r /etc/vllm/fault-a/generations/1", "no other generation of it was ever ready"),
+        pytest.param(
+            "rm -r /etc/vllm/fault-a/generations/1", "no other generation of it was ever ready", marks=thorough
+        ),
     ],
 )
 def test_a_rollback_to_what_is_not_whole_any_more_is_refused_before_anything_stops(harm, said):
@@ -244,6 +254,7 @@ def test_a_rollback_to_what_is_not_whole_any_more_is_refused_before_anything_sto
         )
 
 
+@thorough
 def test_a_rollback_that_does_not_get_ready_comes_back_and_the_unknown_is_refused():
     begin()
     drive([good(stand_in="crash")])
@@ -257,6 +268,7 @@ def test_a_rollback_that_does_not_get_ready_comes_back_and_the_unknown_is_refuse
     assert "say which one shall go to 1" in drive([], call="roll_back", generation=1)["message"]
 
 
+@thorough
 def test_a_rollback_killed_before_its_effects_is_finished_by_the_next():
     begin()
     begin(entry(A, 8100, SECOND))
@@ -320,6 +332,7 @@ def test_arguments_that_vllm_refuses_stop_nothing(check_mode):
     untouched(A, pid)
 
 
+@thorough
 def test_arguments_refused_for_one_instance_stop_no_other_and_remove_none():
     begin()
     pid = shown(A, "MainPID")
@@ -336,6 +349,7 @@ def test_vllm_is_asked_as_the_service_in_its_sandbox_with_its_environment_and_no
     untouched(A, pid)
 
 
+@thorough
 def test_a_release_whose_vllm_cannot_be_imported_is_refused_and_one_with_another_parser_is_tried():
     begin()
     pid = shown(A, "MainPID")
@@ -353,6 +367,7 @@ def test_a_release_whose_vllm_cannot_be_imported_is_refused_and_one_with_another
         shell(f"mv -f /root/aside.py {package}/__init__.py || true; mv /root/aside {package}/utils || true")
 
 
+@thorough
 def test_after_one_that_fails_the_others_are_left_alone_where_asked():
     begin(good(A, 8100), good(B, 8101))
     answer = drive([good(A, 8101, stand_in="crash"), good(B, 8100)], stop_at_failure=True)
@@ -362,6 +377,7 @@ def test_after_one_that_fails_the_others_are_left_alone_where_asked():
     assert (served_generation(A), served_generation(B), linked(B)) == ("1", "1", "1")
 
 
+@thorough
 def test_one_that_never_answers_is_given_up_in_time_with_the_reason():
     begin()
     silent = good(stand_in="no-answer")
@@ -370,6 +386,7 @@ def test_one_that_never_answers_is_given_up_in_time_with_the_reason():
     assert served_generation(A) == "1"
 
 
+@thorough
 def test_a_wrong_served_name_is_told_with_the_right_one():
     answer = drive([good(served_model_name="other")])
     assert "It serves other, not tiny" in answer["message"]
@@ -384,6 +401,7 @@ def test_the_first_generation_that_fails_stays_stopped_and_the_next_run_mends_it
     assert (linked(A), served_generation(A)) == ("2", "2")
 
 
+@thorough
 def test_a_crash_loop_ends_and_the_next_run_starts_it_anew():
     begin(good(stand_in="dies-later"))
     shell("for i in $(seq 60); do systemctl is-failed -q vllm-fault-a && exit 0; sleep 0.5; done; exit 1")
@@ -405,6 +423,7 @@ def test_stopping_while_it_loads_is_quick_and_no_failure():
     assert (shown(A, "ActiveState"), shown(A, "Result")) == ("inactive", "success")
 
 
+@thorough
 def test_one_still_loading_for_a_run_that_died_is_waited_for_and_not_restarted():
     begin()
     slow = good(stand_in_load="12")
@@ -427,6 +446,7 @@ def test_only_what_changed_restarts():
     assert again["result"]["changed"] is False
 
 
+@thorough
 def test_ports_may_be_exchanged():
     begin(good(A, 8100), good(B, 8101))
     begin(good(A, 8101), good(B, 8100))
@@ -450,7 +470,9 @@ def test_one_renamed_leaves_nothing_and_its_port_is_free():
     assert served_generation(B) == "1"
 
 
-@pytest.mark.parametrize("edited", ["environment", "serve.yaml", "unit"])
+@pytest.mark.parametrize(
+    "edited", ["serve.yaml", *(pytest.param(name, marks=thorough) for name in ("environment", "unit"))]
+)
 def test_a_file_edited_by_hand_is_found_and_replaced(edited):
     begin()
     shell(f"echo '# by hand' >> /etc/vllm/fault-a/generations/1/{edited}")
@@ -459,6 +481,7 @@ def test_a_file_edited_by_hand_is_found_and_replaced(edited):
     assert served_generation(A) == "2"
 
 
+@thorough
 def test_a_unit_edited_where_it_is_installed_is_replaced_and_restarted():
     begin()
     shell("sed -i s/LimitNOFILE=.*/LimitNOFILE=100/ /etc/systemd/system/vllm-fault-a.service")
@@ -504,6 +527,7 @@ def test_another_release_is_one_new_generation_run_by_its_real_path():
     )
 
 
+@thorough
 def test_old_generations_go_and_the_fallback_stays():
     for length in range(5):
         begin(good(max_model_len=length))
@@ -533,9 +557,9 @@ def killed_and_repaired(kill_at: int) -> bool:
 
 
 def test_a_run_killed_before_any_of_its_effects_is_repaired_by_the_next():
-    """Every sixth one, and all of them where ONPREM_VLLM_ALL_KILLS is set: there are more than twenty."""
+    """Every eighth one, and all of them in `make test-all`: there are more than twenty."""
     begin()
-    step = 1 if os.environ.get("ONPREM_VLLM_ALL_KILLS") else 6
+    step = 1 if ALL_FAULTS else 8
     reached = 2
     while killed_and_repaired(reached):
         reached += step
