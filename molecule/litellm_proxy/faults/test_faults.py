@@ -136,11 +136,20 @@ def test_a_body_of_100_mb(lab, version):
     assert (status, json.loads(said)["error"]["code"]) == (413, "413")
 
 
-def test_what_is_no_json_and_what_has_no_length(lab):
-    status, said = proxy.ask(lab, "/v1/chat/completions", "-d", '{"model":')
-    assert (status, "error" in json.loads(said)) == (400, True)
-    status, _said = proxy.ask(lab, "/v1/chat/completions", "-H", "Transfer-Encoding: chunked", "-d", "{}")
-    assert status == 411
+@pytest.mark.parametrize(
+    ("body", "header", "wanted"),
+    [
+        ('{"model":', "Content-Type: application/json", 400),
+        ("[1]", "Content-Type: application/json", 400),
+        ('{"model": "tiny"}', "Content-Type: application/json", 400),
+        ('{"model": "tiny"}', "Content-Type: text/plain", 415),
+        ('{"model": "tiny"}', "Transfer-Encoding: chunked", 411),
+    ],
+)
+def test_what_is_no_request(lab, body, header, wanted):
+    status, said = proxy.ask(lab, "/v1/chat/completions", "-H", header, "-d", body)
+    assert status == wanted
+    assert json.loads(said)["error"]["code"] == str(wanted)
 
 
 def made(path: Path, days: str, name: str) -> None:

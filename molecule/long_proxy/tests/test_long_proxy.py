@@ -31,7 +31,7 @@ def test_both_instances_serve_the_model_and_neither_without_its_key(lab):
 def roll(*variables: str) -> subprocess.CompletedProcess[str]:
     """site.yml on the proxy alone, as a person changes it."""
     lab_inventory = proxy.CHECKOUT / ".cache/lab/mol_long_proxy/inventory.yml"
-    inventories = [proxy.CHECKOUT / "inventory/lab", Path(__file__).parents[1] / "hosts.yml", lab_inventory]
+    inventories = [proxy.CHECKOUT / "inventory/lab", Path(__file__).parents[1] / "inventory/hosts.yml", lab_inventory]
     command = ["ansible-playbook", *[f"-i{path}" for path in inventories], "site.yml", "--limit", "proxy", *variables]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=proxy.CHECKOUT)
 
