@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -95,16 +96,6 @@ def test_an_instance_that_accepts_and_never_answers(lab):
     assert proxy.chat(lab)[0] == 200
 
 
-def test_an_instance_that_answers_500_harms_nobody_else(lab):
-    proxy.mode(lab, 8003, "broken")
-    status, said = proxy.chat(lab, "org/Lone")
-    assert (status, "the engine is broken" in said) == (500, True)
-    assert proxy.chat(lab)[0] == 200
-    proxy.mode(lab, 8003, "ok")
-    # LiteLLM alone would have taken the model out, and answered 429.
-    assert proxy.chat(lab, "org/Lone")[0] == 200
-
-
 IDLE = """
 import socket, ssl, time
 context = ssl.create_default_context(cafile=CA)
@@ -119,37 +110,12 @@ print(sum(1 for one in held if one.recv(1000) is not None))
 
 def test_200_connections_that_never_send(lab):
     script = IDLE.replace("CA", repr(str(proxy.WORK / "ca.pem")))
-    tool = [sys.executable, str(proxy.CHECKOUT / "tests/lab/lab.py"), "--lab", "mol_litellm_proxy", "run"]
+    tool = [sys.executable, str(proxy.CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "run"]
     with subprocess.Popen([*tool, sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as idle:
         time.sleep(2)
         assert {proxy.chat(lab)[0] for _unused in range(3)} == {200}
         held, _unused = idle.communicate(timeout=60)
     assert held.strip() == "200"
-
-
-@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
-def test_a_body_of_100_mb(lab, version):
-    big = proxy.WORK / "big"
-    big.write_bytes(b" " * 100_000_000)
-    status, said = proxy.ask(lab, "/v1/chat/completions", version, "-H", "Expect:", "--data-binary", f"@{big}")
-    big.unlink()
-    assert (status, json.loads(said)["error"]["code"]) == (413, "413")
-
-
-@pytest.mark.parametrize(
-    ("body", "header", "wanted"),
-    [
-        ('{"model":', "Content-Type: application/json", 400),
-        ("[1]", "Content-Type: application/json", 400),
-        ('{"model": "tiny"}', "Content-Type: application/json", 400),
-        ('{"model": "tiny"}', "Content-Type: text/plain", 415),
-        ('{"model": "tiny"}', "Transfer-Encoding: chunked", 411),
-    ],
-)
-def test_what_is_no_request(lab, body, header, wanted):
-    status, said = proxy.ask(lab, "/v1/chat/completions", "-H", header, "-d", body)
-    assert status == wanted
-    assert json.loads(said)["error"]["code"] == str(wanted)
 
 
 def made(path: Path, days: str, name: str) -> None:

@@ -1,0 +1,49 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Requests that cannot be answered as they are, each with its documented status."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import proxy_under_test as proxy
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+def test_a_body_of_100_mb(lab, version):
+    big = proxy.WORK / "big"
+    big.write_bytes(b" " * 100_000_000)
+    status, said = proxy.ask(lab, "/v1/chat/completions", version, "-H", "Expect:", "--data-binary", f"@{big}")
+    big.unlink()
+    assert (status, json.loads(said)["error"]["code"]) == (413, "413")
+
+
+@pytest.mark.parametrize(
+    ("body", "header", "wanted"),
+    [
+        ('{"model":', "Content-Type: application/json", 400),
+        ("[1]", "Content-Type: application/json", 400),
+        ('{"model": "tiny"}', "Content-Type: application/json", 400),
+        ('{"model": "tiny"}', "Content-Type: text/plain", 415),
+        ('{"model": "tiny"}', "Transfer-Encoding: chunked", 411),
+    ],
+)
+def test_what_is_no_request(lab, body, header, wanted):
+    status, said = proxy.ask(lab, "/v1/chat/completions", "-H", header, "-d", body)
+    assert status == wanted
+    assert json.loads(said)["error"]["code"] == str(wanted)
+
+
+def test_an_instance_that_answers_500_harms_nobody_else(lab):
+    proxy.mode(lab, 8003, "broken")
+    status, said = proxy.chat(lab, "org/Lone")
+    assert (status, "the engine is broken" in said) == (500, True)
+    assert proxy.chat(lab)[0] == 200
+    proxy.mode(lab, 8003, "ok")
+    # LiteLLM alone would have taken the model out, and answered 429.
+    assert proxy.chat(lab, "org/Lone")[0] == 200
