@@ -12,6 +12,7 @@ author: onprem.vllm founders (@onprem-vllm)
 description:
   - Runs on a proxy host. An instance that is taken out gets no new requests; the module waits until those under way
     have ended, streams included.
+  - Where no HAProxy of the proxy runs, there is nothing to take out.
   - Refused where too few instances of a model would be left. A reload of the proxy keeps what is out.
 options:
   servers:
@@ -63,7 +64,7 @@ busy:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.drain import DrainRefused, Limits, put_back, take_out
+from ..module_utils.drain import SOCKET, DrainRefused, Limits, put_back, take_out
 from ..module_utils.haproxy_socket import SocketError
 
 
@@ -79,6 +80,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
+    if not SOCKET.exists():
+        module.exit_json(changed=False, busy=[], msg="HAProxy does not run here, so nothing leads to the instances")
     limits = Limits(given["max_unavailable"], given["accept_outage"], given["wait_s"])
     try:
         if given["state"] == "out":

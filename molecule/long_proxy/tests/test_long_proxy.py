@@ -28,25 +28,38 @@ def test_both_instances_serve_the_model_and_neither_without_its_key(lab):
     assert lab("run", "sh", "-c", get) == "401"
 
 
-def roll(*variables: str) -> subprocess.CompletedProcess[str]:
-    """site.yml on the proxy alone, as a person changes it."""
+def play(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A playbook of the collection, as a person runs it."""
     lab_inventory = proxy.CHECKOUT / ".cache/lab/mol_long_proxy/inventory.yml"
     inventories = [proxy.CHECKOUT / "inventory/lab", Path(__file__).parents[1] / "inventory/hosts.yml", lab_inventory]
-    command = ["ansible-playbook", *[f"-i{path}" for path in inventories], "site.yml", "--limit", "proxy", *variables]
+    command = ["ansible-playbook", *[f"-i{path}" for path in inventories], f"playbooks/{name}.yml", *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=proxy.CHECKOUT)
+
+
+def back(lab, name: str) -> None:
+    proxy.wait(f"{name} back", lambda: proxy.servers(lab)[name] == "UP", START_SECONDS)
 
 
 def test_a_change_of_the_proxy_loses_no_request_and_limit_keeps_all_instances(lab):
     with proxy.load() as requests:
-        done = roll("-e", "litellm_proxy_memory_max=3G", "-e", "litellm_proxy_renew_days=398")
+        done = play(
+            "site", "--limit", "proxy", "-e", "litellm_proxy_memory_max=3G", "-e", "litellm_proxy_renew_days=398"
+        )
         assert done.returncode == 0, done.stdout
     assert "changed=1" in done.stdout
     assert proxy.failed(requests) == []
     assert set(proxy.servers(lab)) >= INSTANCES
 
 
-def back(lab, name: str) -> None:
-    proxy.wait(f"{name} back", lambda: proxy.servers(lab)[name] == "UP", START_SECONDS)
+def test_an_upgrade_loses_no_request(lab, at):
+    """A change of the unit stands for one: the instance is drained, restarted, ready, and gets requests again."""
+    before = at("glm1").check_output("systemctl show --property=MainPID --value vllm-glm")
+    with proxy.load() as requests:
+        done = play("upgrade", "--limit", "glm1", "-e", "vllm_service_nofile=65536")
+        assert done.returncode == 0, done.stdout
+    assert before != at("glm1").check_output("systemctl show --property=MainPID --value vllm-glm")
+    assert proxy.failed(requests) == []
+    back(lab, "glm1-glm")
 
 
 def test_a_restart_of_an_instance_loses_no_request(lab, at):
