@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import types
+import types
 import typing
 from typing import Any
 
@@ -142,7 +143,7 @@ def _fields(config: Any) -> dict[str, Any]:
 
 
 def _annotation(hint: Any) -> dict[str, Any]:
-    options = [one for one in _union(hint) if one is not type(None)]
+    options = [one for one in _union(hint) if one is not types.NoneType]
     found: dict[str, Any] = {"optional": True} if len(options) < len(_union(hint)) else {}
     literals = [one for one in options if typing.get_origin(one) is typing.Literal]
     if literals and len(literals) == len(options):
