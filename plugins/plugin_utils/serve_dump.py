@@ -15,7 +15,6 @@ import json
 import os
 import sys
 import types
-import types
 import typing
 from typing import Any
 
