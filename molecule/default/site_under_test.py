@@ -18,15 +18,15 @@ import yaml
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LAB_DIRECTORY = CHECKOUT / ".cache" / "lab" / os.environ["LAB"]
+KEYS = CHECKOUT / "molecule/default/inventory/secrets.yml"
 INVENTORIES = [
     argument
-    for path in (CHECKOUT / "inventory/lab", CHECKOUT / "molecule/default/inventory/secrets.yml", LAB_DIRECTORY / "inventory.yml")
+    for path in (CHECKOUT / "inventory/lab", KEYS, LAB_DIRECTORY / "inventory.yml")
     for argument in ("-i", str(path))
 ]
 INSTANCES = {"glm1": "glm", "l40s1": "gemma"}
 PORT = 8000
-SECRETS = yaml.safe_load((CHECKOUT / "molecule/default/inventory/secrets.yml").read_text())["l40s"]["vars"]["vllm_secrets"]
-KEY = SECRETS["gemma"]["VLLM_API_KEY"]
+KEY = yaml.safe_load(KEYS.read_text())["l40s"]["vars"]["vllm_secrets"]["gemma"]["VLLM_API_KEY"]
 START_SECONDS = 400  # vLLM's start, with room for two cores that do other things as well
 
 Lab = Callable[..., str]
