@@ -12,18 +12,26 @@ from ansible.template import Templar
 from ansible.vars.hostvars import HostVars
 from ansible_collections.onprem.vllm.plugins.filter.plans import plans
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plain import plain
+from ansible_collections.onprem.vllm.plugins.plugin_utils.proxy_keys import team_problems
 from ansible_collections.onprem.vllm.plugins.plugin_utils.routes import compose_routes
 
 
 def routes(hostvars: HostVars, hosts: Iterable[str], proxies: Iterable[str]) -> dict[str, Any]:
     """Compose the routes; ``hosts`` are those of group vllm, all of them whatever the run is limited to."""
     found = plans(hostvars, hosts)
-    return compose_routes(
+    proxies = [str(proxy) for proxy in proxies]
+    composed = compose_routes(
         found,
         {host: address(hostvars, host) for host in found},
         {host: secrets(hostvars, host) for host in found},
-        {str(proxy): address(hostvars, proxy) for proxy in proxies},
+        {proxy: address(hostvars, proxy) for proxy in proxies},
     )
+    models = [model["name"] for model in composed["models"]]
+    for proxy in proxies:
+        if "litellm_proxy_keys" in hostvars.raw_get(proxy):
+            wrong = team_problems(value(hostvars, proxy, "litellm_proxy_keys"), models)
+            composed["problems"] += [one for one in wrong if one not in composed["problems"]]
+    return composed
 
 
 def address(hostvars: HostVars, host: str) -> str:

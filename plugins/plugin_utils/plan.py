@@ -46,6 +46,7 @@ OFFLINE = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
+BATCH = re.compile(r"[1-9][0-9]*|([1-9][0-9]?|100)%")
 OWNED_PREFIX = "ONPREM_VLLM_"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CUDA_BIN = "/usr/local/cuda/bin"
@@ -124,6 +125,12 @@ class _Composition:
         mirror = self._mirror()
         instances: list[dict[str, Any]] = []
         if "vllm" in self.groups:  # variables of group `all` reach the mirror as well, and mean nothing there
+            if "vllm_instances" not in self.set and not self._is_wrong("vllm_instances"):
+                self._wrong(
+                    "vllm_instances",
+                    "is not set, so every instance that the host has would be removed",
+                    "Define some; write {} where the host shall serve nothing.",
+                )
             instances = [found for name in self.value("vllm_instances") if (found := self._instance(name)) is not None]
             self._cross_check()
             self._check_secrets()
@@ -135,6 +142,7 @@ class _Composition:
             )
         if "proxy" in self.groups:
             self._release("litellm_proxy_release", self.value("litellm_proxy_release"), {}, "litellm")
+        self._check_batches()
         self._check_models()
         releases = [release for release in self.releases.values() if release is not None]
         return {
@@ -1132,6 +1140,18 @@ class _Composition:
                     )
             if model.get("manifest_sha256") and not re.fullmatch(r"[0-9a-f]{64}", model["manifest_sha256"]):
                 self._wrong(f"{where}.manifest_sha256", "is no sha256", "Give 64 hex digits.")
+
+    def _check_batches(self) -> None:
+        """Ansible takes 0, -1 and 200% for all hosts at once."""
+        for position, batch in enumerate(self.value("vllm_upgrade_batches")):
+            if isinstance(batch, bool) or not BATCH.fullmatch(str(batch)):
+                self._wrong(
+                    f"vllm_upgrade_batches[{position}]",
+                    f"{batch!r} is neither a number of hosts nor a share of them",
+                    "Write 1 or more, or 1% to 100%.",
+                )
+        if not self.value("vllm_upgrade_batches"):
+            self._wrong("vllm_upgrade_batches", "is empty, which is all hosts at once", "Write [100%] if you mean it.")
 
     def _check_secrets(self) -> None:
         instances = self.value("vllm_instances")

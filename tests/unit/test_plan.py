@@ -257,7 +257,7 @@ def test_a_secret_is_never_shown() -> None:
 
 
 def test_variables_that_cannot_be_computed_are_said_once() -> None:
-    made = compose_plan("glm1", ["vllm"], {}, {"vllm_mirror_url": "'nope' is undefined"})
+    made = compose_plan("glm1", ["vllm"], {"vllm_instances": {}}, {"vllm_mirror_url": "'nope' is undefined"})
     assert [found["where"] for found in made["problems"]] == ["vllm_mirror_url"]
 
 
@@ -524,3 +524,26 @@ def test_a_probe_or_family_that_does_not_exist_is_refused() -> None:
     assert "mport" in said["vllm_profiles.mine.probes"]
     assert any(where.startswith("vllm_profiles.mine.family") for where in said)
     assert plan(vllm_toolchain="toolkid")["problems"][0]["where"] == "vllm_toolchain"
+
+
+@pytest.mark.parametrize(
+    ("batches", "wrong"),
+    [
+        ([1, "25%"], []),
+        (["100%"], []),
+        ([0, -1, 2, "200%", "abc", "0%", True], [0, 1, 3, 4, 5, 6]),
+        ([], None),
+    ],
+)
+def test_batches_that_would_be_all_hosts_at_once_are_refused(batches: list[Any], wrong: list[int] | None) -> None:
+    made = compose_plan("glm1", ["vllm"], {"vllm_instances": {}, "vllm_upgrade_batches": batches})
+    found = [one["where"] for one in made["problems"] if one["where"].startswith("vllm_upgrade_batches")]
+    places = [f"vllm_upgrade_batches[{at}]" for at in wrong] if wrong is not None else ["vllm_upgrade_batches"]
+    assert found == places
+
+
+@pytest.mark.parametrize("given", [{}, {"vllm_instances": None}])
+def test_a_serving_host_without_the_variable_is_a_problem_and_an_empty_one_an_intention(given: dict[str, Any]) -> None:
+    assert "vllm_instances" in [one["where"] for one in compose_plan("glm1", ["vllm"], given)["problems"]]
+    empty = compose_plan("glm1", ["vllm"], {"vllm_instances": {}})
+    assert "vllm_instances" not in [one["where"] for one in empty["problems"]]

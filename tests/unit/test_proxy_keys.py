@@ -54,7 +54,7 @@ def test_when_a_key_ends(expires, seconds):
 @pytest.mark.parametrize(
     ("teams", "master", "message"),
     [
-        ({}, "", "litellm_proxy_master_key: must have at least 20 printable characters"),
+        ({}, "", "litellm_proxy_master_key: must have at least 20 printable ASCII characters"),
         ({"a": {"key": "short"}}, MASTER, "litellm_proxy_keys.a: must have at least 20"),
         ({"a": {}}, MASTER, "litellm_proxy_keys.a: must have at least 20"),
         ({"a": {"key": f"{TEAM} with blanks"}}, MASTER, "litellm_proxy_keys.a: must have at least 20"),
@@ -64,6 +64,25 @@ def test_when_a_key_ends(expires, seconds):
         ({"a": {"key": f"{TEAM}1", "expires": "soon"}}, MASTER, "litellm_proxy_keys.a.expires: 'soon' is no date"),
         ({"a": {"key": f"{TEAM}1", "requests_per_minute": "many"}}, MASTER, "requests_per_minute: is no whole number"),
         ({"a": {"key": f"{TEAM}1", "requests_per_minute": True}}, MASTER, "requests_per_minute: is no whole number"),
+        ({"a": {"key": f"{TEAM}1", "requests_per_minute": 0}}, MASTER, "requests_per_minute: is no whole number"),
+        ({"a": {"key": f"{TEAM}1", "requests_per_minute": 10**30}}, MASTER, "requests_per_minute: is no whole number"),
+        ({"a": {"key": f"{TEAM}1", "models": []}}, MASTER, "litellm_proxy_keys.a.models: is no list of names"),
+        ({"a": {"key": f"{TEAM}1", "models": "tiny"}}, MASTER, "litellm_proxy_keys.a.models: is no list of names"),
+        ({"a": {"key": f"{TEAM}1", "models": 5}}, MASTER, "litellm_proxy_keys.a.models: is no list of names"),
+        ({"a": {"key": f"{TEAM}1", "model": ["tiny"]}}, MASTER, "litellm_proxy_keys.a.model: is no setting of a key"),
+        ({"a": {"key": f"{TEAM}1", "expire": "2027-01-01"}}, MASTER, "a.expire: is no setting of a key"),
+        (
+            {"a": {"key": f"{TEAM}1", "expires": 20270630}},
+            MASTER,
+            "litellm_proxy_keys.a.expires: 'a number' is no date",
+        ),
+        ({"a": {"key": f"{TEAM}1ü"}}, MASTER, "litellm_proxy_keys.a: must have at least 20 printable ASCII"),
+        ({"a": {"key": 10**30}}, MASTER, "litellm_proxy_keys.a: must have at least 20"),
+        ({"master": {"key": f"{TEAM}1"}}, MASTER, "litellm_proxy_keys.master: has the name"),
+        ({"a": None}, MASTER, "litellm_proxy_keys.a: is no map"),
+        ({"a": TEAM}, MASTER, "litellm_proxy_keys.a: is no map"),
+        (None, MASTER, "litellm_proxy_keys: is no map of teams"),
+        ({}, None, "litellm_proxy_master_key: must have at least 20"),
     ],
 )
 def test_a_wrong_key_is_refused_by_name_and_never_shown(teams, master, message):
