@@ -55,7 +55,7 @@ def _older_variant(plan: Plan, wanted: Mapping[str, Any], driver: Version | None
     fitting = {variant for variant, floor in floors.items() if driver is not None and driver >= Version(floor)}
     vllm = next((release["vllm"] for release in plan.get("releases", ()) if release["name"] == wanted["for"]), None)
     shipped = {path.stem: read_yaml(path) for path in sorted((COLLECTION / "catalogue" / "releases").glob("*.yml"))}
-    others = {name: entry for name, entry in shipped.items() if entry["variant"] in fitting}
+    others = {name: entry for name, entry in shipped.items() if entry.get("variant") in fitting}
     if not others:
         return ""
     same = [name for name, entry in others.items() if entry["vllm"] == vllm]

@@ -78,7 +78,7 @@ def test_there_are_locks():
     assert {"0.28.0-cpu", "0.31.0-cpu"} <= set(LOCKED)
 
 
-@pytest.mark.parametrize("name", LOCKED)
+@pytest.mark.parametrize("name", [name for name in LOCKED if load_release(name).vllm])
 def test_every_shipped_lock_is_one_set(name):
     release = load_release(name)
     locked = {pin.name: pin.version for pin in parse_lock(release.lock_text(), name)}

@@ -307,14 +307,14 @@ def answers():
 
 
 def test_ask_returns_the_text_of_the_completion(answers):
-    assert ask.ask(answers) == "two words"
+    assert ask.ask(answers, "") == "two words"
 
 
 @pytest.mark.parametrize("content", ["", "  ", None])
 def test_an_empty_completion_is_no_answer(answers, monkeypatch, content):
     monkeypatch.setattr(Answers, "content", content)
     with pytest.raises(ValueError, match="empty"):
-        ask.ask(answers)
+        ask.ask(answers, "")
 
 
 def test_every_instance_of_the_groups_below_vllm_is_asked():
@@ -322,14 +322,14 @@ def test_every_instance_of_the_groups_below_vllm_is_asked():
         "_meta": {
             "hostvars": {
                 "a": {"vllm_instances": {"x": {"port": 1}, "y": {"port": 2}}},
-                "b": {"vllm_instances": {"z": {"port": 3}}},
+                "b": {"vllm_instances": {"z": {"port": 3}}, "vllm_secrets": {"z": {"VLLM_API_KEY": "k"}}},
             }
         },
         "vllm": {"children": ["one", "two"]},
         "one": {"hosts": ["a"]},
         "two": {"hosts": ["b"]},
     }
-    expected = [("one", "http://a:1"), ("one", "http://a:2"), ("two", "http://b:3")]
+    expected = [("one", "http://a:1", ""), ("one", "http://a:2", ""), ("two", "http://b:3", "k")]
     assert list(ask.endpoints(inventory)) == expected
 
 
