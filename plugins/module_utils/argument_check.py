@@ -15,28 +15,11 @@ import subprocess
 from pathlib import Path
 
 from .generation import Content
-from .systemd_unit import SystemdError, lines_that_matter
+from .systemd_unit import SystemdError, lines_that_matter, sandbox
 
 DIRECTORY = Path("/run/onprem-vllm")
 REFUSED, UNKNOWN = 2, 3
-# Of the unit's [Service], what makes its surroundings: all but what it runs, when, and how it is ended.
-_NOT_SURROUNDINGS = re.compile(r"Exec|Restart|Type=|Timeout|Kill|SuccessExitStatus=|SyslogIdentifier=|EnvironmentFile=")
 _FLAG = re.compile(r"--([a-z0-9][a-z0-9_.-]*)")
-
-
-def surroundings(unit: str) -> list[str]:
-    """The settings of a unit's [Service] that a check has to share with it: user, limits, sandbox.
-
-    >>> surroundings("[Unit]\\nAfter=x\\n[Service]\\nUser=vllm\\n# why\\nExecStart=/x\\n[Install]\\nWantedBy=y")
-    ['User=vllm']
-    """
-    found, section = [], ""
-    for line in unit.splitlines():
-        if line.startswith("["):
-            section = line
-        elif section == "[Service]" and "=" in line and line[0] not in "#;" and not _NOT_SURROUNDINGS.match(line):
-            found.append(line)
-    return found
 
 
 def check_arguments(name: str, content: Content, number: int, program: str, bound_s: float) -> tuple[str, str]:
@@ -76,7 +59,7 @@ def _asked(name: str, content: Content, place: Path, bound_s: float) -> tuple[st
     unit = f"onprem-vllm-check-{name}.service"
     words = ["systemd-run", "--quiet", "--pipe", "--wait", "--collect", "--no-ask-password", f"--unit={unit}"]
     for setting in [
-        *surroundings(content.unit),
+        *sandbox(content.unit),
         f"EnvironmentFile={place}/environment",
         f"RuntimeMaxSec={bound_s:.0f}",
     ]:

@@ -21,7 +21,7 @@ from .argument_check import check_arguments, remedy
 from .atomic import sync_directory, write_file
 from .generation import GENERATION_VARIABLE, Content, Generations, differences
 from .host_lock import HostLocked, host_lock
-from .systemd_environment import EnvironmentRefused, check_assignment
+from .systemd_environment import EnvironmentRefused, check_assignment, hidden
 from .systemd_unit import (
     StartFailed,
     SystemdError,
@@ -730,14 +730,6 @@ def _ask_releases(
 def without_secrets(text: str, instances: Sequence[Instance]) -> str:
     """``text`` with the value of every secret of ``instances`` hidden."""
     return hidden(text, [value for instance in instances for value in instance.content.secrets.values()])
-
-
-def hidden(text: str, secrets: Sequence[str]) -> str:
-    """``text`` without ``secrets``: a program may print its own environment to the journal, as it is or quoted."""
-    forms = {form for value in secrets for form in (value, repr(value)[1:-1], json.dumps(value)[1:-1]) if form}
-    for form in sorted(forms, key=len, reverse=True):
-        text = text.replace(form, "(hidden)")
-    return text
 
 
 def _text(path: Path) -> str | None:

@@ -20,7 +20,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from . import haproxy_socket
 from .atomic import write_file
 from .host_lock import HostLocked, host_lock
 from .proxy_certificate import Certificate, CertificateRefused, OwnCa, check
-from .systemd_environment import EnvironmentRefused, environment_text, read_environment
+from .systemd_environment import EnvironmentRefused, environment_text, hidden, read_environment
 from .systemd_unit import (
     StartFailed,
     SystemdError,
@@ -304,10 +303,9 @@ class Host:
             try:
                 self._start(group)
             except StartFailed as error:
-                message = without_secrets(str(error), self.proxy.secrets)
+                message = hidden(str(error), self.proxy.secrets.values())
                 if not together and group[0] == due[0] and before:
-                    self._back(files, before, due[0])
-                    message += "\nThe files that ran before were brought back. Correct the cause and run again."
+                    message += self._back(files, before, due[0])
                 raise ProxyFailed(f"LiteLLM does not start: {message}") from None
             started += [LITELLM.format(port) for port in group]
         return started
@@ -335,13 +333,19 @@ class Host:
         except haproxy_socket.SocketError:
             return []
 
-    def _back(self, files: Sequence[File], before: Mapping[Path, bytes], port: int) -> None:
+    def _back(self, files: Sequence[File], before: Mapping[Path, bytes], port: int) -> str:
+        """Bring the files that ran before back; what to tell of it. The other process was not touched."""
         for file in files:
             if file.path in before:
                 write_file(file.path, before[file.path], file.mode, file.owner)
         systemctl("daemon-reload")
-        with suppress(StartFailed):
+        told = "\nThe files that ran before were brought back"
+        try:
             self._start([port])
+        except StartFailed as error:
+            again = hidden(str(error), self.proxy.secrets.values())
+            return f"{told}, and this process does not start with them either: {again}"
+        return f"{told} and serve. Correct the cause and run again."
 
     def answers(self) -> dict[str, object]:
         """Seconds that each model took to answer a completion through the front door, or what came instead."""
@@ -358,7 +362,7 @@ class Host:
             if not found:
                 return round(time.monotonic() - began, 3)
             if time.monotonic() >= until:
-                return without_secrets(found, self.proxy.secrets)
+                return hidden(found, self.proxy.secrets.values())
             time.sleep(1)
 
     def _ask(self, model: str) -> str:
@@ -396,7 +400,7 @@ def bring_about(host: Host, *, check_mode: bool) -> dict[str, object]:
         with host_lock("proxy"):
             return _carry_out(host, check_mode=False)
     except (CertificateRefused, EnvironmentRefused, HostLocked, StartFailed, SystemdError, OSError) as error:
-        raise ProxyFailed(without_secrets(str(error), host.proxy.secrets)) from None
+        raise ProxyFailed(hidden(str(error), host.proxy.secrets.values())) from None
     except haproxy_socket.SocketError as error:
         raise ProxyFailed(str(error)) from None
 
@@ -461,9 +465,10 @@ def remove(places: Places, *, check_mode: bool) -> bool:
             path.unlink(missing_ok=True)
         systemctl("daemon-reload")
         (places.programs / "proxy.py").unlink(missing_ok=True)
-        with suppress(OSError):
+        if places.programs.is_dir() and not any(places.programs.iterdir()):
             places.programs.rmdir()
-        shutil.rmtree(places.etc, ignore_errors=True)
+        if places.etc.is_dir():  # it holds keys: what stays of it must be told
+            shutil.rmtree(places.etc)
     return True
 
 
@@ -473,13 +478,6 @@ def write(files: Sequence[File]) -> None:
         if not file.stands():
             file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             write_file(file.path, file.content, file.mode, file.owner)
-
-
-def without_secrets(text: str, secrets: Mapping[str, str]) -> str:
-    """``text`` with the value of every secret replaced."""
-    for value in sorted(filter(None, secrets.values()), key=len, reverse=True):
-        text = text.replace(value, HIDDEN)
-    return text
 
 
 def _reload_where_stale(unit: str) -> None:

@@ -29,15 +29,10 @@ from .generation import Generations
 from .host_lock import HostLocked, host_lock
 from .probe_program import ERROR, WARNING, Finding, finding
 from .systemd_environment import EnvironmentRefused, environment_text, read_environment
-from .systemd_unit import SystemdError, lines_that_matter, systemctl, unit_state
+from .systemd_unit import SystemdError, lines_that_matter, sandbox, systemctl, unit_state
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 RECORD = "probes.json"
-# Directives about the life of the process. All others are the sandbox: a new one in the unit holds for the probes, too.
-_LIFE = re.compile(
-    r"Type|Exec(?:Start|Stop|Reload|Condition)\w*|Restart\w*|RuntimeMaxSec|Timeout\w+|Kill\w+|SendSIG\w+|FinalKillSignal"
-    r"|SuccessExitStatus|Syslog\w+|Standard\w+|EnvironmentFile|RemainAfterExit|NotifyAccess|PIDFile|Watchdog\w+"
-)
 # Programs that probes start: exchanged or gone, what was proven with them is proven no longer.
 _TOOLS = ("ninja", "nvcc", "c++", "gcc", "clang", "numactl")
 
@@ -99,24 +94,6 @@ def subject(entry: Mapping[str, Any]) -> Subject:
         serve=entry["serve"],
         probes=tuple(entry["probes"]),
     )
-
-
-def sandbox(unit: str) -> list[str]:
-    """The directives of a unit that make up its sandbox and limits, as properties of a transient one.
-
-    They come out of the unit's own text, so that a directive that is added there holds for the probes as well.
-    """
-    found = []
-    section = ""
-    for line in unit.replace("\\\n", " ").splitlines():
-        text = line.strip()
-        if text.startswith("["):
-            section = text
-        elif section == "[Service]" and "=" in text and not text.startswith(("#", ";")):
-            name = text.partition("=")[0].strip()
-            if not _LIFE.fullmatch(name):
-                found.append(f"{name}={text.partition('=')[2].strip()}")
-    return found
 
 
 def identity(wanted: Subject, places: Places) -> str:

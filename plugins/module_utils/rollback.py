@@ -12,7 +12,8 @@ from pathlib import Path
 
 from .generation import GENERATION_VARIABLE, Content, Generations
 from .host_lock import HostLocked, host_lock
-from .instance import Host, Instance, InstancesFailed, InstancesRefused, Outcome, Step, hidden, unit_name
+from .instance import Host, Instance, InstancesFailed, InstancesRefused, Outcome, Step, unit_name
+from .systemd_environment import hidden
 from .systemd_unit import SystemdError, process_environment, unit_state
 from .venv import tree_problems
 

@@ -7,8 +7,9 @@ Rules: systemd.exec(5), and parse_env_file() and env_value_is_valid() in its sou
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in '"\\`$'})
@@ -69,3 +70,11 @@ def read_environment(text: str) -> dict[str, str]:
     for match in re.finditer(r'^([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"$', text, re.MULTILINE | re.DOTALL):
         found[match.group(1)] = re.sub(r"\\(.)", r"\1", match.group(2), flags=re.DOTALL)
     return found
+
+
+def hidden(text: str, secrets: Iterable[str]) -> str:
+    """``text`` without ``secrets``: a program may print its own environment to the journal, as it is or quoted."""
+    forms = {form for value in secrets for form in (value, repr(value)[1:-1], json.dumps(value)[1:-1]) if form}
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "(hidden)")
+    return text

@@ -13,6 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Directives about the life of the process. All others are the sandbox.
+_LIFE = re.compile(
+    r"Type|Exec(?:Start|Stop|Reload|Condition)\w*|Restart\w*|RuntimeMaxSec|Timeout\w+|Kill\w+|SendSIG\w+|FinalKillSignal"
+    r"|SuccessExitStatus|Syslog\w+|Standard\w+|EnvironmentFile|RemainAfterExit|NotifyAccess|PIDFile|Watchdog\w+"
+)
 COMMAND_TIMEOUT_S = 90.0
 _SHOWN = (
     "LoadState",
@@ -212,6 +217,24 @@ def _journal(invocations: Sequence[str], output: str, lines: int) -> str:
         return ""
     command = ["journalctl", "--quiet", "--no-pager", "--output", output, "--lines", str(lines), *matches]
     return _ended(command, COMMAND_TIMEOUT_S).stdout
+
+
+def sandbox(unit: str) -> list[str]:
+    """The directives of a unit that make up its sandbox and limits, as properties of a transient one.
+
+    They come out of the unit's own text: one that is added there holds for what is tried before a start as well.
+    """
+    found = []
+    section = ""
+    for line in unit.replace("\\\n", " ").splitlines():
+        text = line.strip()
+        if text.startswith("["):
+            section = text
+        elif section == "[Service]" and "=" in text and not text.startswith(("#", ";")):
+            name = text.partition("=")[0].strip()
+            if not _LIFE.fullmatch(name):
+                found.append(f"{name}={text.partition('=')[2].strip()}")
+    return found
 
 
 def lines_that_matter(lines: Sequence[str], most: int = 14) -> list[str]:

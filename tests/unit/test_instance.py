@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.onprem.vllm.plugins.module_utils.argument_check import remedy, surroundings
+from ansible_collections.onprem.vllm.plugins.module_utils.argument_check import remedy
 from ansible_collections.onprem.vllm.plugins.module_utils.generation import Content, Generations, differences
 from ansible_collections.onprem.vllm.plugins.module_utils.instance import (
     MARK,
@@ -19,10 +19,10 @@ from ansible_collections.onprem.vllm.plugins.module_utils.instance import (
     build,
     check,
     check_releases,
-    hidden,
     variable_problems,
     without_secrets,
 )
+from ansible_collections.onprem.vllm.plugins.module_utils.systemd_environment import hidden
 from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import lines_that_matter
 
 SECRET = "sk-0123456789"
@@ -292,22 +292,6 @@ def test_secrets_are_known_from_the_generation_itself_and_hidden_in_every_form(g
 
 
 UNIT = Path(__file__).parents[2] / "roles/vllm_service/templates/vllm.service.j2"
-
-
-def test_arguments_are_read_in_the_units_own_surroundings() -> None:
-    """All that makes the sandbox, and nothing of what the unit runs or when it is ended."""
-    text = UNIT.read_text()
-    settings = surroundings(text)
-    names = [setting.partition("=")[0] for setting in settings]
-    for name in ("User", "Group", "ProtectSystem", "ReadWritePaths", "SystemCallFilter", "CapabilityBoundingSet"):
-        assert name in names
-    section = text.partition("[Service]")[2].partition("[Install]")[0]
-    left_out = {line.partition("=")[0] for line in section.splitlines() if "=" in line and line[0] != "#"} - set(names)
-    assert left_out == {
-        *("Type", "SyslogIdentifier", "EnvironmentFile", "ExecStartPre", "ExecStart", "ExecStartPost", "KillSignal"),
-        *("TimeoutStartSec", "TimeoutStopSec", "KillMode", "SuccessExitStatus", "Restart", "RestartSec"),
-        "RestartPreventExitStatus",
-    }
 
 
 def test_the_remedy_names_the_arguments_that_vllm_names() -> None:

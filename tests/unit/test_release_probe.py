@@ -24,8 +24,8 @@ from ansible_collections.onprem.vllm.plugins.module_utils.release_probe import (
     identity,
     merged,
     proven,
-    sandbox,
 )
+from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import sandbox
 
 TEMPLATE = Path(__file__).parents[2] / "roles" / "vllm_service" / "templates" / "vllm.service.j2"
 UNIT = "[Unit]\nDescription=x\n[Service]\nUser=vllm\nProtectSystem=strict\nExecStart=/bin/true\n[Install]\nWantedBy=a\n"

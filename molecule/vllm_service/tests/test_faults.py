@@ -177,6 +177,7 @@ def test_a_generation_that_fails_gives_way_to_the_one_before(fault, said):
     assert SECRET not in json.dumps(answer)
     assert answer["result"]["instances"][0]["rolled_back"] is True
     log = "/var/lib/vllm/fault-a/failed-2.log"
+    # grep ends with 1 where it counts 0.
     assert f"All that generation 2 said is kept in {log}" in answer["message"]
     assert answer["result"]["instances"][0]["log"] == log
     assert (
@@ -364,6 +365,7 @@ def test_a_release_whose_vllm_cannot_be_imported_is_refused_and_one_with_another
         assert served_generation(A) == "2"
         assert "could not be asked" in answer["result"]["doubts"][0]
     finally:
+        # Each half may have been undone already.
         shell(f"mv -f /root/aside.py {package}/__init__.py || true; mv /root/aside {package}/utils || true")
 
 
