@@ -17,6 +17,15 @@ from . import serve_catalogue
 from .catalogue import COLLECTION, inventory_spec, read_yaml
 from .flashinfer_set import CUBIN, VERSION_CHECK_SWITCH
 from .patch_catalogue import Patch, PatchCatalogueError, load_patches, patches_for
+from .plan_conflicts import (
+    account_problems,
+    directories,
+    directory_problems,
+    instance_ports,
+    monitoring_ports,
+    port_problems,
+    role_ports,
+)
 from .plan_layers import Branch, Layer, Leaf, layer, leaves, merge_all, resolve
 from .plan_models import ModelShelf
 from .probes import PROBES, is_probe, probes_of, settings_without_toolchain
@@ -105,7 +114,9 @@ class _Composition:
             self._wrong(name, f"cannot be computed: {reason}", "Define what it refers to, or write the value itself.")
         known = known_variables()
         for name, value in variables.items():
-            if name in known and value is not None:
+            if name in known and value is None and known[name].get("range") and known[name].get("default") is not None:
+                self._wrong(name, "is null, and the role would take it for a value", "Remove the line for the default.")
+            elif name in known and value is not None:
                 result = checked(value, known[name], name, self.problems)
                 if result is not None:
                     self.set[name] = result
@@ -132,7 +143,7 @@ class _Composition:
                     "Define some; write {} where the host shall serve nothing.",
                 )
             instances = [found for name in self.value("vllm_instances") if (found := self._instance(name)) is not None]
-            self._cross_check()
+            self._check_shared_gpus()
             self._check_secrets()
         elif "vllm_instances" in self.set and not {"mirror", "proxy"} & {*self.groups}:
             self._wrong(
@@ -142,6 +153,7 @@ class _Composition:
             )
         if "proxy" in self.groups:
             self._release("litellm_proxy_release", self.value("litellm_proxy_release"), {}, "litellm")
+        self._check_conflicts(instances)
         self._check_batches()
         self._check_models()
         releases = [release for release in self.releases.values() if release is not None]
@@ -254,7 +266,7 @@ class _Composition:
         if model is not None:
             self._check_model(where, model, draft, release, serve, origins)
         kind = profile.about.get("accelerator") or ("cpu" if release and release.variant == "cpu" else None)
-        self.claims.append({"name": name, "port": port, "gpus": gpus, "accelerator": kind})
+        self.claims.append({"name": name, "port": port, "gpus": gpus, "accelerator": kind, "serve": serve})
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
             origins["environment", "CUDA_VISIBLE_DEVICES"] = origins["gpus",]
@@ -508,17 +520,9 @@ class _Composition:
 
     def _port(self, where: str, settings: Mapping[str, Any]) -> int | None:
         port: int | None = settings.get("port")
-        if port is None:
-            if not self._is_wrong(f"{where}.port"):
-                self._wrong(f"{where}.port", "is missing", "Set a port from 1024 to 65535.")
-            return None
-        if not 1024 <= port <= 65535:
-            self._wrong(
-                f"{where}.port",
-                f"{port} is no port the service user may listen on",
-                "Use one from 1024 to 65535.",
-            )
-            return None
+        layers = (where, "vllm_host_overrides", "vllm_group_overrides")
+        if port is None and not any(self._is_wrong(f"{place}.port") for place in layers):
+            self._wrong(f"{where}.port", "is missing", "Set a port from 1024 to 65535.")
         return port
 
     def _check_address(self, where: str, address: str) -> None:
@@ -1084,19 +1088,27 @@ class _Composition:
     def _mirror_port(self) -> int:
         return self.value("wheel_mirror_port")
 
-    def _cross_check(self) -> None:
-        ports: dict[int, str] = {}
+    def _check_conflicts(self, instances: Sequence[Mapping[str, Any]]) -> None:
+        """What two parts of the host may not both have."""
+        ports = list(role_ports(self.groups, self.value))
+        for claim in self.claims:
+            ports += instance_ports(claim["name"], claim["port"], claim["serve"])
+        self.warnings.extend(monitoring_ports(ports))
+        models = [name for found in instances for name in found["_models"]]
+        for found in (
+            *port_problems(ports),
+            *directory_problems(directories(self.groups, self.value, models)),
+            *account_problems(self.groups, self.value),
+        ):
+            if not self._is_wrong(found["where"]):
+                self.problems.append(found)
+
+    def _check_shared_gpus(self) -> None:
         gpus: dict[int | str, str] = {}
         everything: str | None = None
         for claim in self.claims:
             name = claim["name"]
             where = f"vllm_instances.{name}"
-            if claim["port"] is not None and (other := ports.setdefault(claim["port"], name)) != name:
-                self._wrong(
-                    f"{where}.port",
-                    f"{claim['port']} is taken by instance {other} on the same host",
-                    "Give each instance a port of its own.",
-                )
             for gpu in claim["gpus"]:
                 if (other := gpus.setdefault(gpu, name)) != name:
                     self._wrong(

@@ -9,16 +9,20 @@ changed already, and let a misspelt name pass. So names and types are checked he
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from .catalogue import inventory_spec, role_names, role_spec
+from .plan_ranges import with_ranges
 
 Problem = dict[str, str]
 
 _TRUE = frozenset({"true", "yes", "on"})
 _FALSE = frozenset({"false", "no", "off"})
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 # Names of one's own such as `site_vllm_mirror_url` stay below this likeness; `vlm_instances` lies above.
 _MISSPELT = 0.93
 
@@ -30,8 +34,8 @@ def problem(where: str, what: str, remedy: str) -> Problem:
 
 @cache
 def known_variables() -> dict[str, dict[str, Any]]:
-    """Every public variable of the collection with its specification."""
-    return {**role_spec(), **inventory_spec()}
+    """Every public variable of the collection with its specification and, where it has one, its range."""
+    return with_ranges({**role_spec(), **inventory_spec()})
 
 
 def default_of(name: str) -> Any:
@@ -101,6 +105,10 @@ def checked(value: Any, spec: Mapping[str, Any], where: str, problems: list[Prob
     if choices and result not in choices:
         problems.append(problem(where, f"is {shown}", nearest(str(result), [str(choice) for choice in choices])))
         return None
+    allowed = spec.get("range")
+    if allowed is not None and (wrong := allowed.wrong(result)) is not None:
+        problems.append(problem(where, f"is {shown}: {wrong}", f"Give {allowed.allowed}."))
+        return None
     return result
 
 
@@ -114,14 +122,15 @@ def _scalar(value: Any, kind: str) -> Any:
     if isinstance(value, bool):
         return None
     if kind == "int":
-        if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+        if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
             return int(value)
         return value if isinstance(value, int) else None
     if kind == "float":
         try:
-            return float(value) if isinstance(value, (int, float, str)) else None
-        except ValueError:
+            number = float(value) if isinstance(value, (int, float, str)) and "_" not in str(value) else math.nan
+        except (ValueError, OverflowError):
             return None
+        return number if math.isfinite(number) else None
     raise ValueError(f"a specification names the type {kind!r}, which this check does not know")
 
 

@@ -1,0 +1,128 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What two parts of one host may not both have: a port, a directory, an account.
+
+Each part is right in itself; together the second fails to start, or a teardown of one takes the other's away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from posixpath import normpath
+from typing import Any
+
+from .catalogue import COLLECTION, read_yaml
+from .role_variables import Problem, problem
+
+Value = Callable[[str], Any]
+SSH_PORT = 22
+# Folders that the modules make below the variables' directories, and those that are always at one place.
+CACHES = ("vllm", "flashinfer", "triton", "torchinductor", "nv", "huggingface")
+RELEASES = ("releases", "python", "uv", "uv-cache")
+BUNDLES = ("bundles", "current", "incoming", "records")
+FIXED = {
+    "/opt/vllm/libexec": "the collection's programs",
+    "/etc/vllm": "the instances' generations",
+    "/etc/vllm-proxy": "the proxy's configuration",
+    "/var/lib/vllm": "the instances' records",
+}
+
+
+@dataclass(frozen=True)
+class Port:
+    """Who listens on a port, and the variable that says so."""
+
+    number: int
+    who: str
+    where: str
+
+
+def role_ports(groups: Collection[str], value: Value) -> Iterator[Port]:
+    """The ports of everything on a host but its instances."""
+    name = "nftables_ssh_port"
+    yield Port(value(name) or SSH_PORT, f"SSH ({name})", name)
+    if "mirror" in groups:
+        yield Port(value("wheel_mirror_port"), "the mirror (wheel_mirror_port)", "wheel_mirror_port")
+    if "proxy" in groups:
+        yield Port(value("litellm_proxy_port"), "the proxy's clients (litellm_proxy_port)", "litellm_proxy_port")
+        name = "litellm_proxy_internal_port"
+        yield Port(value(name), f"HAProxy for LiteLLM ({name})", name)
+        yield Port(value(name) + 1, f"HAProxy's counts over a reload ({name} and one)", name)
+        name = "litellm_proxy_process_port"
+        for index in range(value("litellm_proxy_processes")):
+            yield Port(value(name) + index, f"process {index + 1} of LiteLLM (from {name})", name)
+
+
+def instance_ports(name: str, port: int | None, serve: Mapping[str, Any]) -> Iterator[Port]:
+    """The ports of one instance: its own, and those that arguments name for its workers among each other."""
+    where = f"vllm_instances.{name}"
+    if port is not None:
+        yield Port(port, f"instance {name}", f"{where}.port")
+    for flag, number in serve.items():
+        if flag.endswith("-port") and isinstance(number, int) and not isinstance(number, bool):
+            yield Port(number, f"instance {name} ({flag})", f"{where}.serve.{flag}")
+
+
+def port_problems(ports: Iterable[Port]) -> Iterator[Problem]:
+    """One problem for each port that somebody before has already, or that is none."""
+    taken: dict[int, Port] = {}
+    for port in ports:
+        if port.number > 65535:  # of several in a row
+            yield problem(port.where, f"gives {port.who} port {port.number}, and 65535 is the last", "Lower it.")
+        elif (other := taken.setdefault(port.number, port)) is not port:
+            what = f"{port.number} is taken by {other.who} on the same host"
+            yield problem(port.where, what, "Give each of them a port of its own.")
+
+
+def monitoring_ports(ports: Iterable[Port]) -> Iterator[Problem]:
+    """Ports on which a host's monitoring usually listens: whether it does, preflight sees."""
+    known = read_yaml(COLLECTION / "catalogue" / "inventory.yml")["monitoring"]
+    for port in ports:
+        if (exporter := known.get(port.number)) is not None:
+            yield {
+                **problem(
+                    port.where,
+                    f"{port.number} is where {exporter} listens on a host that has it",
+                    "Choose another port, if hosts are or will be monitored by it.",
+                ),
+                "source": "its own default port",
+            }
+
+
+def directories(groups: Collection[str], value: Value, models: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each directory that a role fills on the host, with the variable it comes from."""
+    if {"vllm", "proxy"} & {*groups}:
+        yield from ((f"{value('uv_venv_root')}/{folder}", "uv_venv_root") for folder in RELEASES)
+    if "vllm" in groups:
+        yield from ((f"{value('cache_dirs_root')}/{folder}", "cache_dirs_root") for folder in CACHES)
+        yield from ((f"{value('hf_cache_root')}/{model}", "hf_cache_root") for model in models)
+    if "mirror" in groups:
+        yield from ((f"{value('wheel_mirror_root')}/{folder}", "wheel_mirror_root") for folder in BUNDLES)
+
+
+def directory_problems(found: Iterable[tuple[str, str]]) -> Iterator[Problem]:
+    """One problem for each two variables whose directories are the same, or one within the other."""
+    owners = dict.fromkeys(FIXED, "")
+    said: set[tuple[str, str]] = set()
+    for path, variable in ((normpath(path), variable) for path, variable in found):
+        for other, owner in owners.items():
+            within = path == other or path.startswith(f"{other}/") or other.startswith(f"{path}/")
+            if within and owner != variable and (owner or other, variable) not in said:
+                said.add((owner or other, variable))
+                whose = f"{owner}'s" if owner else f"that of {FIXED[other]}"
+                yield problem(
+                    variable,
+                    f"gives {path}, and {other} is {whose}: a teardown of one takes the other's away",
+                    "Name a directory of its own.",
+                )
+        owners[path] = variable
+
+
+def account_problems(groups: Collection[str], value: Value) -> Iterator[Problem]:
+    """LiteLLM and the instances under one user: a teardown of the proxy would remove the instances' user."""
+    if "proxy" in groups and (user := value("litellm_proxy_user")) in (
+        value("host_base_user"),
+        value("vllm_service_user"),
+    ):
+        yield problem("litellm_proxy_user", f"is {user}, as the instances' user", "Give LiteLLM a user of its own.")
