@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,8 @@ def take_out(names: Sequence[str], limits: Limits, *, check: bool, path: Path = 
     found = _models(path)
     going = [one for one in found if one.name in names and not _is_out(one)]
     problems = []
-    for backend in sorted({one.backend for one in going}):
+    # One that is down serves nobody: taking it out makes none fewer.
+    for backend in sorted({one.backend for one in going if one.up}):
         model = [one for one in found if one.backend == backend]
         left = [one for one in model if one.up and one.name not in names]
         out = [one for one in model if not one.up or one.name in names]
@@ -75,8 +76,19 @@ def take_out(names: Sequence[str], limits: Limits, *, check: bool, path: Path = 
     return bool(going), []
 
 
-def put_back(names: Sequence[str], limits: Limits, *, check: bool, path: Path = SOCKET) -> bool:
+def put_back(
+    names: Sequence[str],
+    limits: Limits,
+    *,
+    check: bool,
+    ports: Mapping[str, int] | None = None,
+    path: Path = SOCKET,
+) -> bool:
     """Send instances requests again, once HAProxy finds them up; whether any was out.
+
+    Args:
+        ports: where instances listen now. One that HAProxy still asks elsewhere is not waited for: only the proxy's
+            next configuration leads to it.
 
     Raises:
         DrainRefused: one is not up in time; it stays in the routes, and gets requests as soon as it is.
@@ -90,7 +102,12 @@ def put_back(names: Sequence[str], limits: Limits, *, check: bool, path: Path = 
     for one in [one for one in found if not one.up]:
         order(path, f"set server {one.backend}/{one.name} state ready")
     until = time.monotonic() + limits.wait_s
-    while down := [f"{one.name} ({one.status})" for one in _models(path) if one.name in names and not one.up]:
+    moved = {one.name for one in found if one.port and (ports or {}).get(one.name, one.port) != one.port}
+    while down := [
+        f"{one.name} ({one.status})"
+        for one in _models(path)
+        if one.name in names and one.name not in moved and not one.up
+    ]:
         if time.monotonic() >= until:
             raise DrainRefused(
                 f"{', '.join(sorted(down))}: not up after {limits.wait_s:.0f} s. They are in the routes again and get "

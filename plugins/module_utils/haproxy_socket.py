@@ -24,6 +24,7 @@ class Server:
     name: str
     status: str  # UP, DOWN, DRAIN, MAINT, "UP 1/2" and so on
     sessions: int  # requests that are under way
+    port: int  # where it is asked; 0 where HAProxy does not say
 
     @property
     def up(self) -> bool:
@@ -69,7 +70,13 @@ def servers(path: Path, backend: str = "") -> list[Server]:
     """All servers, or those of one backend."""
     rows = csv.DictReader(ask(path, "show stat").removeprefix("# ").splitlines())
     return [
-        Server(row["pxname"], row["svname"], row["status"], int(row["scur"] or 0))
+        Server(row["pxname"], row["svname"], row["status"], int(row["scur"] or 0), _port(row.get("addr") or ""))
         for row in rows
         if row["svname"] not in ("FRONTEND", "BACKEND") and row["pxname"] == (backend or row["pxname"])
     ]
+
+
+def _port(address: str) -> int:
+    """The port of ``10.0.0.1:8000`` and ``[fd00::1]:8000``; a path of a socket has none."""
+    port = address.rpartition(":")[2]
+    return int(port) if port.isdigit() else 0

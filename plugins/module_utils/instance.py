@@ -630,7 +630,7 @@ def bring_about(
     Raises:
         InstancesFailed: refused, not ready or interrupted by an error. No secret is in its message.
     """
-    result: dict[str, object] = {"changed": False, "instances": [], "removed": [], "diff": []}
+    result: dict[str, object] = {"changed": False, "instances": [], "removed": [], "interrupted": [], "diff": []}
     instances = [build(entry) for entry in entries]
     names = [instance.name for instance in instances]
     try:
@@ -661,6 +661,7 @@ def _predict(
     steps = [host.look(instance) for instance in instances]
     _ask_releases(host, steps, others, argument_check, result)
     result["removed"] = others
+    result["interrupted"] = [*others, *_interrupted(steps)]
     result["instances"] = [
         Outcome(
             step.instance.name,
@@ -689,7 +690,9 @@ def _carry_out(
 ) -> list[str]:
     check_releases(instances)
     others = host.others([instance.name for instance in instances]) if purge_others else []
-    _ask_releases(host, [host.look(instance) for instance in instances], others, argument_check, result)
+    steps = [host.look(instance) for instance in instances]
+    _ask_releases(host, steps, others, argument_check, result)
+    result["interrupted"] = [*others, *_interrupted(steps)]
     removed: list[str] = []
     result["removed"] = removed
     for name in others:
@@ -708,6 +711,10 @@ def _carry_out(
     outcomes = host.apply(steps, stop_at_failure=stop_at_failure)
     result["instances"] = [outcome.returned() for outcome in outcomes]
     return [outcome.failure for outcome in outcomes if outcome.failure]
+
+
+def _interrupted(steps: Sequence[Step]) -> list[str]:
+    return [step.instance.name for step in steps if step.restart and step.state.main_pid]
 
 
 def _ask_releases(

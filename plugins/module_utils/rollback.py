@@ -54,8 +54,10 @@ def roll_back(
     except (InstancesRefused, HostLocked, SystemdError, OSError) as error:
         raise InstancesFailed(hidden(str(error), secrets), result) from None
     result["changed"] = any(step.changes for step in steps)
-    before = {step.instance.name: step.current for step in steps}
-    result["instances"] = [{**outcome.returned(), "before": before[outcome.name]} for outcome in outcomes]
+    result["instances"] = [
+        {**outcome.returned(), "before": step.current, "port": step.instance.content.port}
+        for outcome, step in zip(outcomes, steps, strict=True)
+    ]
     if failures := [outcome.failure for outcome in outcomes if outcome.failure]:
         raise InstancesFailed(hidden("\n".join(failures), secrets), result)
     return result

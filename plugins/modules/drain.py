@@ -25,6 +25,12 @@ options:
     type: str
     choices: [out, in]
     required: true
+  ports:
+    description:
+      - Ports that the instances listen on now, by the name in O(servers). One that the proxy still asks elsewhere is
+        put back without waiting until it is up, because only the proxy's next configuration leads to it.
+    type: dict
+    default: {}
   max_unavailable:
     description: Instances of one model that may be out at a time, those that are down among them.
     type: int
@@ -73,6 +79,7 @@ def main() -> None:
         argument_spec={
             "servers": {"type": "list", "elements": "str", "required": True},
             "state": {"type": "str", "choices": ["out", "in"], "required": True},
+            "ports": {"type": "dict", "default": {}},
             "max_unavailable": {"type": "int", "default": 1},
             "accept_outage": {"type": "bool", "default": False},
             "wait_s": {"type": "int", "default": 600},
@@ -87,7 +94,8 @@ def main() -> None:
         if given["state"] == "out":
             changed, busy = take_out(given["servers"], limits, check=module.check_mode)
         else:
-            changed, busy = put_back(given["servers"], limits, check=module.check_mode), []
+            ports = {name: int(port) for name, port in given["ports"].items()}
+            changed, busy = put_back(given["servers"], limits, check=module.check_mode, ports=ports), []
     except (DrainRefused, SocketError) as error:
         module.fail_json(msg=str(error))
     if busy:

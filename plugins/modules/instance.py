@@ -175,6 +175,11 @@ removed:
   returned: always
   type: list
   elements: str
+interrupted:
+  description: Names of the instances that ran, and were restarted or removed, or in check mode would be.
+  returned: always
+  type: list
+  elements: str
 """
 
 from typing import Any

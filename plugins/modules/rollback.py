@@ -78,6 +78,9 @@ instances:
     before:
       description: The generation that was current before.
       type: int
+    port:
+      description: Port of the generation it goes to, 0 where that is not known.
+      type: int
     changed:
       description: Whether anything of it changed.
       type: bool

@@ -24,8 +24,9 @@ class HAProxy:
 
     def answer(self, command: str) -> str:
         if command == "show stat":
-            rows = [f"model-m,{name},{self._busy(name)},{value}," for name, value in self.status.items()]
-            return "\n".join(["# pxname,svname,scur,status,", "clients,FRONTEND,1,OPEN,", "litellm,4001,9,UP,", *rows])
+            rows = [f"model-m,{name},{self._busy(name)},{value},10.0.0.1:8000," for name, value in self.status.items()]
+            first = ["# pxname,svname,scur,status,addr,", "clients,FRONTEND,1,OPEN,,", "litellm,4001,9,UP,[::1]:4001,"]
+            return "\n".join([*first, *rows])
         self.orders.append(command)
         name, state = command.split("/")[1].split(" state ")
         self.status[name] = {"drain": "DRAIN", "ready": "UP"}[state] if self.status[name] != "DOWN" else "DOWN"
@@ -94,6 +95,14 @@ def test_too_many_are_refused_and_none_is_touched(tmp_path, status, names, limit
     assert haproxy.orders == []
 
 
+@pytest.mark.parametrize("status", [{"a": "DOWN"}, {"a": "DOWN", "b": "DOWN", "c": "UP"}])
+def test_one_that_is_down_may_always_be_taken_out(tmp_path, status):
+    haproxy = HAProxy(**status)
+    with running(haproxy, tmp_path / "s") as path:
+        assert take_out(["a"], Limits(), check=False, path=path) == (True, [])
+    assert haproxy.orders == ["set server model-m/a state drain"]
+
+
 def test_an_outage_that_is_accepted_and_a_check_that_changes_nothing(tmp_path: Path) -> None:
     haproxy = HAProxy(a="UP")
     with running(haproxy, tmp_path / "s") as path:
@@ -116,3 +125,12 @@ def test_who_does_not_come_up_is_named(tmp_path: Path) -> None:
     haproxy = HAProxy(a="DOWN", b="UP")
     with running(haproxy, tmp_path / "s") as path, pytest.raises(DrainRefused, match=r"a \(DOWN\): not up after 0 s"):
         put_back(["a"], Limits(wait_s=0.3), check=False, path=path)
+
+
+def test_one_that_moved_to_another_port_is_put_back_and_not_waited_for(tmp_path: Path) -> None:
+    haproxy = HAProxy(a="DOWN", b="UP")
+    with running(haproxy, tmp_path / "s") as path:
+        put_back(["a", "b"], Limits(wait_s=0.3), check=False, ports={"a": 8001, "b": 8000}, path=path)
+        assert haproxy.orders == ["set server model-m/a state ready"]
+        with pytest.raises(DrainRefused, match=r"a \(DOWN\): not up"):
+            put_back(["a", "b"], Limits(wait_s=0.3), check=False, ports={"a": 8000, "b": 8000}, path=path)

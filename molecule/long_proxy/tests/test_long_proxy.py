@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "litellm_proxy"))
@@ -51,15 +53,71 @@ def test_a_change_of_the_proxy_loses_no_request_and_limit_keeps_all_instances(la
     assert set(proxy.servers(lab)) >= INSTANCES
 
 
+def started(at) -> dict[str, str]:
+    """The process of each instance."""
+    units = {"glm1": "vllm-glm", "l40s1": "vllm-gemma"}
+    return {host: at(host).check_output(f"systemctl show --property=MainPID --value {units[host]}") for host in units}
+
+
 def test_an_upgrade_loses_no_request(lab, at):
     """A change of the unit stands for one: the instance is drained, restarted, ready, and gets requests again."""
-    before = at("glm1").check_output("systemctl show --property=MainPID --value vllm-glm")
+    before = started(at)
     with proxy.load() as requests:
         done = play("upgrade", "--limit", "glm1", "-e", "vllm_service_nofile=65536")
         assert done.returncode == 0, done.stdout
-    assert before != at("glm1").check_output("systemctl show --property=MainPID --value vllm-glm")
+    after = started(at)
+    assert (before["glm1"] != after["glm1"], before["l40s1"]) == (True, after["l40s1"])
     assert proxy.failed(requests) == []
-    back(lab, "glm1-glm")
+    assert proxy.servers(lab)["glm1-glm"] == "UP"
+
+
+def test_an_upgrade_that_does_not_get_ready_loses_no_request_and_what_came_back_gets_some(lab):
+    """Too little time to start stands for it; the generation before has its own limit."""
+    with proxy.load() as requests:
+        done = play("upgrade", "--limit", "glm1", "-e", "vllm_service_start_timeout_s=5")
+        assert done.returncode != 0
+    assert "was brought back and serves" in done.stdout
+    assert proxy.failed(requests) == []
+    assert proxy.servers(lab)["glm1-glm"] == "UP"
+
+
+def test_a_rollback_loses_no_request(lab, at):
+    before = started(at)
+    with proxy.load() as requests:
+        done = play("rollback", "--limit", "glm1")
+        assert done.returncode == 0, done.stdout
+    after = started(at)
+    assert (before["glm1"] != after["glm1"], before["l40s1"]) == (True, after["l40s1"])
+    assert proxy.failed(requests) == []
+    assert proxy.servers(lab)["glm1-glm"] == "UP"
+
+
+def test_a_changed_configuration_restarts_every_instance_and_loses_no_request(lab, at):
+    before = started(at)
+    with proxy.load() as requests:
+        done = play("site", "-e", "vllm_service_nofile=131072")
+        assert done.returncode == 0, done.stdout
+    assert all(before[host] != process for host, process in started(at).items())
+    assert proxy.failed(requests) == []
+    assert {name for name, status in proxy.servers(lab).items() if status == "UP"} >= INSTANCES
+
+
+def runs(host: str) -> bool:
+    """Whether a host of the lab is up."""
+    tool = [sys.executable, str(proxy.CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"]]
+    return subprocess.run([*tool, "exec", host, "true"], check=False, capture_output=True).returncode == 0
+
+
+def test_a_reboot_loses_no_request(lab):
+    with proxy.load() as requests, ThreadPoolExecutor() as pool:
+        rebooting = pool.submit(play, "reboot", "--limit", "glm1")
+        # A container ends where a machine would start again.
+        proxy.wait("its end", lambda: rebooting.done() or not runs("glm1"), START_SECONDS)
+        lab("reboot", "glm1")
+        done = rebooting.result()
+        assert done.returncode == 0, done.stdout
+    assert proxy.failed(requests) == []
+    assert proxy.servers(lab)["glm1-glm"] == "UP"
 
 
 def test_a_restart_of_an_instance_loses_no_request(lab, at):
