@@ -75,6 +75,13 @@ def read_bundle(bundle: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return uv, releases
 
 
+def mebibytes(root: Path, releases: list[dict[str, Any]]) -> float:
+    """What releases take on the disk, files that they share counted once."""
+    folders = [root / "releases" / release["id"] for release in releases]
+    listing = subprocess.run(["du", "-sck", *folders], check=True, capture_output=True, text=True).stdout
+    return int(listing.splitlines()[-1].split()[0]) / 1024
+
+
 def timed(*command: str | Path) -> float:
     began = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -112,6 +119,8 @@ def main() -> None:
                 row["second release"] = warm["total"]
                 row["... its new packages"] = warm["seconds"]["install"] + warm["seconds"]["bytecode"]
                 row["... all the rest"] = row["second release"] - row["... its new packages"]
+                first, both = mebibytes(root, releases[:1]), mebibytes(root, releases[:2])
+                row["MiB of the first release"], row["MiB that the second adds"] = first, both - first
                 shutil.rmtree(root / "releases" / releases[1]["id"])
                 again = step({**call, "release": releases[1]})
                 row["second release, cache warm"] = again["total"]
@@ -126,7 +135,7 @@ def main() -> None:
             print(
                 f"pass {number + 1} (load {load:.1f}): " + ", ".join(f"{k} {v:.2f}" for k, v in row.items()), flush=True
             )
-    print(f"\nmedians of {len(rows)}, seconds (the line with a stroke is a ratio); target: cold / cp -a at most 1.5")
+    print(f"\nmedians of {len(rows)}, seconds (the line with a stroke is a ratio, MiB are MiB); target: cold / cp -a at most 1.5")
     for name in dict.fromkeys(key for row in rows for key in row):
         print(f"{name:28} {statistics.median(row[name] for row in rows if name in row):8.2f}")
 
