@@ -101,7 +101,7 @@ def number_range(
     elif low and below is not None:
         high = f"and {high}"
     allowed = " ".join(part for part in (low, high, unit) if part)
-    return Range(f"a number {allowed}", wrong)
+    return Range(f"a {'number' if allowed else 'finite number'} {allowed}".strip(), wrong)
 
 
 def _number(value: float | None) -> str:

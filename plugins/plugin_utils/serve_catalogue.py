@@ -10,6 +10,7 @@ out only when it builds its configuration is left to the release itself, which p
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from functools import cache
 from typing import Any
 
 from .catalogue import COLLECTION, CatalogueError
+from .plan_ranges import number_range
 from .role_variables import nearest
 from .serve_config import ServeArgumentRefused, command_words
 
@@ -94,7 +96,7 @@ def findings(version: str, serve: Mapping[str, Any]) -> list[Finding]:
     """
     known = serve_catalogue(version)
     if known is None:  # what holds for every version
-        return [*_sizes(serve), *_batch(serve), *_utilisation(serve)]
+        return [*_sizes(serve), *_out_of_bounds(_common_bounds(), serve), *_batch(serve), *_utilisation(serve)]
     found: list[Finding] = []
     for flag, value in serve.items():
         if value is None:
@@ -108,7 +110,7 @@ def findings(version: str, serve: Mapping[str, Any]) -> list[Finding]:
             )
     right = {flag: value for flag, value in serve.items() if flag not in {one.flag for one in found if one.stops}}
     found += [*_parser_names(version, known, right), *_sizes(right), *_speculative(version, known, right)]
-    return [*found, *_batch(right), *_utilisation(right)]
+    return [*found, *_out_of_bounds(_bounds(version), right), *_batch(right), *_utilisation(right)]
 
 
 def _source(version: str) -> str:
@@ -301,7 +303,75 @@ def _fields_problem(spec: Mapping[str, Any], value: Mapping[str, Any]) -> tuple[
             return f"{key} {inner!r} is none of the choices", near[0].upper() + near[1:]
         if field.get("type") in ("int", "float", "bool") and isinstance(inner, (dict, list)):
             return f"{key} is {_shown(inner)}", f"Give {field['type']}."
+        if "bounds" in field and (number := _finite(inner)) is not None:
+            allowed = number_range(**field["bounds"])
+            if allowed.wrong(number):
+                return f"{key} is {_shown(inner)}, which is out of range", f"Give {allowed.allowed}."
     return None
+
+
+def _finite(value: Any) -> float | None:
+    """A number as pydantic reads one, None for what is none or not finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = value if isinstance(value, int) else float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if isinstance(number, int) or math.isfinite(number) else None
+
+
+# -- what vLLM's configuration holds the numbers to --------------------------------------------------------------------
+
+# Besides the bounds of the fields themselves.
+_BESIDES = {"max-model-len": "vllm/config/model.py, validate_model_config_after: a positive integer, or -1 for auto"}
+_PORTS = {"least": 1, "most": 65535, "of": "a port of TCP"}
+
+
+@cache
+def _bounds(version: str) -> dict[str, dict[str, Any]]:
+    """Each flag of a version with a number in it, with what the number is held to and where that is known from."""
+    known = serve_catalogue(version) or {"flags": {}}
+    found: dict[str, dict[str, Any]] = {}
+    for flag, spec in known["flags"].items():
+        if spec.get("type") not in ("int", "float", "size", "size-or-auto"):
+            continue
+        bounds = spec.get("bounds") or (_PORTS if flag.endswith("-port") else {"of": f"a number of vLLM {version}"})
+        for name in [flag, *(alias[2:] for alias in spec.get("aliases", ()) if alias.startswith("--"))]:
+            found[name] = {**bounds, "kind": spec["type"]}
+    return found
+
+
+@cache
+def _common_bounds() -> dict[str, dict[str, Any]]:
+    """Those on which all catalogued versions agree: a version between them has them, too."""
+    first, *rest = (
+        {flag: {**bounds, "of": "the configuration of every catalogued version"} for flag, bounds in one.items()}
+        for one in map(_bounds, catalogued_versions())
+    )
+    return {flag: bounds for flag, bounds in first.items() if all(other.get(flag) == bounds for other in rest)}
+
+
+def _out_of_bounds(known: Mapping[str, Mapping[str, Any]], serve: Mapping[str, Any]) -> Iterator[Finding]:
+    """Numbers that the command line takes, and vLLM refuses as it builds its configuration, or that are none."""
+    for flag, value in serve.items():
+        if flag not in known:
+            continue
+        bounds = {key: bound for key, bound in known[flag].items() if key not in ("of", "kind")}
+        allowed = number_range(**bounds)
+        for one in value if isinstance(value, list) else [value]:
+            try:
+                number = _CONVERSIONS[known[flag]["kind"]](str(one))
+            except ValueError:
+                continue  # no number at all, or None where that is allowed: the parser's own matter
+            source = known[flag]["of"]
+            if flag in _BESIDES and number == 0:
+                yield Finding(flag, "is 0", "Give a number from 1, or auto.", source=_BESIDES[flag])
+            elif allowed.wrong(number):
+                what = "out of range" if bounds and math.isfinite(number) else "no finite number"
+                yield Finding(
+                    flag, f"is {_shown(one)}, {what}: vLLM refuses to start", f"Give {allowed.allowed}.", source=source
+                )
 
 
 # -- what it takes and the start refuses, or the operator regrets -----------------------------------------------------
@@ -377,16 +447,9 @@ def _utilisation(serve: Mapping[str, Any]) -> Iterator[Finding]:
         share = float(value) if value is not None and not isinstance(value, bool) else None
     except (TypeError, ValueError):
         return
-    if share is None:
+    if share is None or share > 1:
         return
-    if not 0 < share <= 1:
-        yield Finding(
-            "gpu-memory-utilization",
-            f"is {share:g}, and a share of the GPU's memory lies above 0 and up to 1",
-            "Write it like 0.92.",
-            source="vllm/config/cache.py",
-        )
-    elif share > _STABLE_SHARE and (size(serve.get("max-model-len")) or 0) >= _LONG_CONTEXT:
+    if share > _STABLE_SHARE and (size(serve.get("max-model-len")) or 0) >= _LONG_CONTEXT:
         yield Finding(
             "gpu-memory-utilization",
             f"is {share:g} with a context of {size(serve['max-model-len']):,}: CUDA graphs are captured after the KV "

@@ -48,6 +48,7 @@ def dump() -> dict[str, Any]:
     platforms._current_platform = importlib.import_module("vllm.platforms.cpu").CpuPlatform()
     serve_command = importlib.import_module("vllm.entrypoints.cli.serve")
     utils = importlib.import_module("vllm.utils.argparse_utils")
+    _name_sources(importlib.import_module("vllm.engine.arg_utils"))
     outer = utils.FlexibleArgumentParser(prog="vllm")
     commands = {command.name: command for command in serve_command.cmd_init()}
     parser = commands["serve"].subparser_init(outer.add_subparsers(dest="subparser"))
@@ -68,6 +69,39 @@ def dump() -> dict[str, Any]:
         "architectures": _architectures(),
         "environment": sorted(importlib.import_module("vllm.envs").environment_variables),
     }
+
+
+def _name_sources(arg_utils: Any) -> None:
+    """Let each flag's help name the configuration class and field that it is made from: its bounds stand there."""
+    original = arg_utils.get_kwargs
+
+    def named(config: Any) -> Any:
+        made = original(config)
+        for field, keywords in made.items():
+            keywords["help"] = f"{config.__module__}:{config.__qualname__}:{field}"
+        return made
+
+    arg_utils.get_kwargs = named
+
+
+def _bounds(config: Any, field: str) -> dict[str, float]:
+    """What pydantic holds a field of a configuration to, as numbers."""
+    found = {}
+    for constraint in getattr(getattr(config, "__pydantic_fields__", {}).get(field), "metadata", ()):
+        for key, name in (("ge", "least"), ("gt", "above"), ("le", "most"), ("lt", "below")):
+            if (bound := getattr(constraint, key, None)) is not None:
+                found[name] = bound
+    return found
+
+
+def _flag_bounds(source: str) -> dict[str, Any]:
+    """Bounds of a flag by the source that its help names, and that source."""
+    module, _mark, rest = source.partition(":")
+    name, _mark, field = rest.partition(":")
+    if not field.isidentifier() or not module.startswith("vllm."):
+        return {}
+    bounds = _bounds(getattr(importlib.import_module(module), name), field)
+    return {"bounds": {**bounds, "of": f"{module}.{name}.{field}"}} if bounds else {}
 
 
 def _flag(action: Any, options: list[str], deprecated: bool) -> dict[str, Any]:
@@ -101,7 +135,7 @@ def _flag(action: Any, options: list[str], deprecated: bool) -> dict[str, Any]:
         found["default"] = action.default
     if deprecated:
         found["deprecated"] = True
-    return found
+    return found | _flag_bounds(action.help or "")
 
 
 def _type(parse: Any) -> dict[str, Any]:
@@ -137,6 +171,8 @@ def _fields(config: Any) -> dict[str, Any]:
     for field in dataclasses.fields(config):
         if field.init:
             fields[field.name] = _annotation(hints[field.name])
+            if bounds := _bounds(config, field.name):
+                fields[field.name]["bounds"] = bounds
     extra = getattr(config, "__pydantic_config__", {}).get("extra")
     return {"fields": fields, **({} if extra == "forbid" else {"open": True})}
 

@@ -135,7 +135,7 @@ def main() -> None:
             print(
                 f"pass {number + 1} (load {load:.1f}): " + ", ".join(f"{k} {v:.2f}" for k, v in row.items()), flush=True
             )
-    print(f"\nmedians of {len(rows)}, seconds (the line with a stroke is a ratio, MiB are MiB); target: cold / cp -a at most 1.5")
+    print(f"\nmedians of {len(rows)}: seconds, MiB, and a ratio (with a stroke); target: cold / cp -a at most 1.5")
     for name in dict.fromkeys(key for row in rows for key in row):
         print(f"{name:28} {statistics.median(row[name] for row in rows if name in row):8.2f}")
 

@@ -24,7 +24,12 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_catalogue_build 
     catalogue_text,
     dump_serve,
 )
-from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_config import REPEATED, SWITCHES, serve_config
+from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_config import (
+    REPEATED,
+    SWITCHES,
+    ServeArgumentRefused,
+    serve_config,
+)
 from ansible_collections.onprem.vllm.tests.unit.vllm_parser import Parser
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -106,11 +111,15 @@ def arguments(draw: st.DrawFn, version: str) -> tuple[str, Any]:
     return flag, draw(values)
 
 
+def asked(version: str, parsers: dict[str, Parser], directory: Path) -> Parser:
+    if version not in parsers:
+        parsers[version] = Parser(directory, CACHE / f"vllm-{version}/bin/python")
+    return parsers[version]
+
+
 @pytest.mark.parametrize("version", JUDGED)
 def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[str, Parser], tmp_path: Path) -> None:
-    if version not in parsers:
-        parsers[version] = Parser(tmp_path, CACHE / f"vllm-{version}/bin/python")
-    parser = parsers[version]
+    parser = asked(version, parsers, tmp_path)
     seen = {"refused": 0, "taken": 0}
 
     @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
@@ -122,9 +131,12 @@ def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[st
     def judge(given_: tuple[str, Any]) -> None:
         flag, value = given_
         mine = refused(version, flag, value)
-        if mine is not None and "no form" in mine.what:
-            return  # serve_config refuses it, so vLLM never sees it
-        answer = parser.ask(serve_config({"model": "/models/x", flag: value}))
+        try:
+            text = serve_config({"model": "/models/x", flag: value})
+        except ServeArgumentRefused:
+            assert mine is not None
+            return  # vLLM never sees it
+        answer = parser.ask(text)
         theirs = answer.get("refused")
         if theirs is None and answer["read"]["model_tag"] is not None:
             theirs = "a word was left over, and became the model's name"
@@ -135,6 +147,66 @@ def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[st
 
     judge()
     assert min(seen.values()) > 50, seen
+
+
+def edges(bounds: dict[str, Any]) -> Iterator[float]:
+    for key, bound in bounds.items():
+        if key != "of":
+            yield from (bound - 1, bound - 1e-6, bound, bound + 1e-6, bound + 1)
+    yield from (-5, -1, 0, 1, 2, 65536, 10**12)
+
+
+@pytest.mark.parametrize("version", JUDGED)
+def test_a_number_s_bounds_are_those_of_vllm_s_configuration(
+    version: str, parsers: dict[str, Parser], tmp_path: Path
+) -> None:
+    parser = asked(version, parsers, tmp_path)
+    bounded = {flag: spec for flag, spec in serve_catalogue(version)["flags"].items() if "bounds" in spec}
+    assert len(bounded) > 35
+    for flag, spec in bounded.items():
+        for value in edges(spec["bounds"]):
+            if spec["type"] != "float" and value != int(value):
+                continue
+            number = int(value) if value == int(value) else value
+            theirs = parser.field(spec["bounds"]["of"], number).get("refused")
+            if flag == "max-model-len" and number == 0:
+                theirs = "the class refuses it once the model is known"
+            mine = [
+                one.what
+                for one in findings(version, {flag: number})
+                if "refuses to start" in one.what or "is 0" in one.what
+            ]
+            assert bool(mine) == bool(theirs), (flag, number, mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("max-model-len", value) for value in (-5, 0, "-5", "0")),
+        *(("gpu-memory-utilization", value) for value in (0, 1.01, -0.5, "nan", "inf", 95)),
+        *((f"{kind}-parallel-size", value) for kind in ("tensor", "pipeline", "data") for value in (0, -1, "0")),
+        *(("master-port", value) for value in (0, -1, 65536)),
+        *(("data-parallel-rpc-port", 70000), ("max-num-seqs", 0), ("max-num-batched-tokens", -1), ("block-size", 0)),
+        *(("cpu-offload-gb", -1), ("cpu-offload-gb", "inf"), ("kv-offloading-size", "nan"), ("max-logprobs", -2)),
+        ("speculative-config", {"method": "ngram", "num_speculative_tokens": 0}),
+        ("speculative-config", {"method": "ngram", "num_speculative_tokens": "-3"}),
+        ("eplb-config", {"num_redundant_experts": -1}),
+    ],
+)
+@pytest.mark.parametrize("version", [*catalogued_versions(), "0.29.0"])
+def test_numbers_out_of_bounds_stop_in_every_version(version: str, flag: str, value: Any) -> None:
+    if version == "0.29.0" and isinstance(value, dict):
+        return  # of an uncatalogued version no object is known
+    (found,) = findings(version, {flag: value})
+    assert (found.stops, found.flag) == (True, flag)
+    assert found.source
+
+
+@pytest.mark.parametrize("version", [*catalogued_versions(), "0.29.0"])
+def test_numbers_within_their_bounds_are_taken(version: str) -> None:
+    right = {"max-model-len": -1, "max-logprobs": -1, "gpu-memory-utilization": 1, "seed": -7, "master-port": 29501}
+    right |= {"max-num-seqs": 1, "cpu-offload-gb": 0, "data-parallel-size": "1", "max-num-batched-tokens": "8K"}
+    assert findings(version, right) == []
 
 
 def _built(version: str, flag: str, value: Any) -> bool:

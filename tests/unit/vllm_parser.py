@@ -35,6 +35,12 @@ class Parser:
         self.process.stdin.flush()
         return self.answer()
 
+    def field(self, of: str, value: float) -> dict[str, Any]:
+        """Whether a field of a configuration class (``vllm.config.cache.CacheConfig.block_size``) may be a value."""
+        self.process.stdin.write(json.dumps({"of": of, "value": value}) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
     def read(self, text: str) -> dict[str, Any]:
         answer = self.ask(text)
         assert "refused" not in answer, (answer["refused"][-500:], text)

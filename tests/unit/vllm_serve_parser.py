@@ -1,7 +1,11 @@
-"""Run by vLLM's own Python: reads paths of serve.yaml files, a line each, answers what vLLM's parser made of them."""
+"""Run by vLLM's own Python: reads paths of serve.yaml files, a line each, answers what vLLM's parser made of them.
+
+A line that begins with { asks a configuration class instead: whether a field may have a value.
+"""
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import json
 import os
@@ -11,6 +15,7 @@ os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what vLLM prints on the way is no answer
 
+import pydantic  # noqa: E402
 from vllm.entrypoints.cli.serve import cmd_init  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 
@@ -25,10 +30,27 @@ def readable(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 
+def field_answer(of: str, value: object) -> dict[str, object]:
+    """What pydantic says to one field of a class; what else the class lacks is no matter."""
+    place, field = of.rsplit(".", 1)
+    module, name = place.rsplit(".", 1)
+    try:
+        getattr(importlib.import_module(module), name)(**{field: value})
+    except pydantic.ValidationError as error:
+        wrong = [one["msg"] for one in error.errors() if one["loc"] == (field,)]
+        return {"refused": "; ".join(wrong)} if wrong else {"read": {}}
+    except Exception:  # noqa: BLE001 - the class is built of this one field, and may lack others
+        return {"read": {}}
+    return {"read": {}}
+
+
 parser = FlexibleArgumentParser(prog="vllm")
 {command.name: command for command in cmd_init()}["serve"].subparser_init(parser.add_subparsers(dest="subparser"))
 print(json.dumps({"ready": True}), file=answers, flush=True)
 for line in sys.stdin:
+    if line.startswith("{"):
+        print(json.dumps(field_answer(**json.loads(line))), file=answers, flush=True)
+        continue
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
