@@ -65,8 +65,9 @@ def serve_config(arguments: Any) -> str:
         if value is not None:
             lines.update(_lines(flag, value))
     # By flag alone: the items of a repeated flag keep their order.
+    end = "\n"
     return "".join(
-        f"{_key(key)}: {_yaml(lines[key])}\n" for key in sorted(lines, key=lambda key: key.partition("=")[0])
+        f"{_key(key, end)}: {_yaml(lines[key])}\n" for key in sorted(lines, key=lambda key: key.partition("=")[0])
     )
 
 
@@ -114,9 +115,11 @@ def _yaml(value: Any) -> str:
     return "[" + ", ".join(_yaml(item) for item in value) + "]"
 
 
-def _key(key: str) -> str:
+def _key(key: str, end: str = " ") -> str:
+    """A key; a long one is marked as such, and ends its line where it stands in no braces: there a colon on the same
+    line would make it a mapping that is a key."""
     text = _yaml(key)
-    return text if len(text) <= _LONGEST_KEY else f"? {text} "
+    return text if len(text) <= _LONGEST_KEY else f"? {text}{end}"
 
 
 def _quoted(text: str) -> str:

@@ -18,7 +18,7 @@ from ansible.template import Templar, trust_as_template
 from ansible_collections.onprem.vllm.plugins.filter.serve_config import FilterModule
 from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_config import ServeArgumentRefused, serve_config
 from ansible_collections.onprem.vllm.tests.unit.vllm_parser import Parser
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -123,6 +123,8 @@ def same(wanted: Any, read: Any) -> bool:
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@example(arguments={"model": "a", "middleware": ["k" * 1010, "k" * 1500]})
+@example(arguments={"model": "a", "chat-template": "-" + "k" * 3000, "hf-overrides": {"k" * 1500: 1}})
 @given(arguments=ARGUMENTS)
 def test_vllm_reads_every_value_as_the_plan_has_it(parser: Parser, arguments: dict[str, Any]) -> None:
     text = serve_config(arguments)
