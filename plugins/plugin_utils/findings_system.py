@@ -283,9 +283,8 @@ def shm(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 def ports(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Who else holds a port of the plan."""
-    addresses = {f"vllm-{instance['name']}.service": instance["host"] for instance in plan.get("instances", ())}
     for wanted in plan["needs"]["ports"]:
-        own = addresses.get(wanted["unit"], "0.0.0.0")  # noqa: S104 - compared with, not bound to
+        own = wanted["address"]
         for listener in facts["listeners"]:
             unit = listener["unit"] or ""
             if listener["port"] != wanted["port"] or unit == wanted["unit"] or OUR_UNIT.fullmatch(unit):

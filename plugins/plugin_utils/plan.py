@@ -940,7 +940,9 @@ class _Composition:
                     "is not set on a host of group mirror",
                     "Name the bundle's directory on the control node, which playbooks/bundle.yml makes.",
                 )
-            ports.append({"port": self._mirror_port(), "protocol": "tcp", "networks": networks, "for": "mirror"})
+            ports.append(
+                {"port": self.value("wheel_mirror_port"), "protocol": "tcp", "networks": networks, "for": "mirror"}
+            )
         if "proxy" in self.groups:
             networks = self._merged_networks("vllm_client_networks", self.value("vllm_client_networks"))
             if not networks and not self._is_wrong("vllm_client_networks"):
@@ -996,14 +998,19 @@ class _Composition:
         if instances:
             spaces.append({"path": f"{self.caches_root}/vllm", "gib": disk["caches"], "for": "caches"})
         listens = [
-            {"port": found["port"], "unit": f"vllm-{found['name']}.service", "for": f"instance {found['name']}"}
+            {
+                "port": found["port"],
+                "unit": f"vllm-{found['name']}.service",
+                "address": found["host"],
+                "for": f"instance {found['name']}",
+            }
             for found in instances
         ]
-        if "mirror" in self.groups:
-            listens.append({"port": self._mirror_port(), "unit": "nginx.service", "for": "mirror"})
-        if "proxy" in self.groups:
-            unit = "onprem-vllm-haproxy.service"
-            listens.append({"port": self.value("litellm_proxy_port"), "unit": unit, "for": "proxy"})
+        listens += [
+            {"port": port.number, "unit": port.unit, "address": port.address, "for": port.who}
+            for port in role_ports(self.groups, self.value)
+            if port.unit
+        ]
         return {
             "platforms": [
                 {"machine": release.machine, "glibc": list(release.glibc), "for": f"release {release.name}"}
@@ -1084,9 +1091,6 @@ class _Composition:
                     }
                 )
         return notes
-
-    def _mirror_port(self) -> int:
-        return self.value("wheel_mirror_port")
 
     def _check_conflicts(self, instances: Sequence[Mapping[str, Any]]) -> None:
         """What two parts of the host may not both have."""

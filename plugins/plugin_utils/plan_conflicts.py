@@ -17,6 +17,8 @@ from .role_variables import Problem, problem
 
 Value = Callable[[str], Any]
 SSH_PORT = 22
+EVERYWHERE, LOOPBACK = "0.0.0.0", "127.0.0.1"  # noqa: S104 - compared with, not bound to
+HAPROXY = "onprem-vllm-haproxy.service"
 # Folders that the modules make below the variables' directories, and those that are always at one place.
 CACHES = ("vllm", "flashinfer", "triton", "torchinductor", "nv", "huggingface")
 RELEASES = ("releases", "python", "uv", "uv-cache")
@@ -31,11 +33,13 @@ FIXED = {
 
 @dataclass(frozen=True)
 class Port:
-    """Who listens on a port, and the variable that says so."""
+    """Who listens on a port: in words, by the variable that says so, by unit, and on which address."""
 
     number: int
     who: str
     where: str
+    unit: str = ""
+    address: str = EVERYWHERE
 
 
 def role_ports(groups: Collection[str], value: Value) -> Iterator[Port]:
@@ -43,15 +47,19 @@ def role_ports(groups: Collection[str], value: Value) -> Iterator[Port]:
     name = "nftables_ssh_port"
     yield Port(value(name) or SSH_PORT, f"SSH ({name})", name)
     if "mirror" in groups:
-        yield Port(value("wheel_mirror_port"), "the mirror (wheel_mirror_port)", "wheel_mirror_port")
+        name = "wheel_mirror_port"
+        yield Port(value(name), f"the mirror ({name})", name, "nginx.service")
     if "proxy" in groups:
-        yield Port(value("litellm_proxy_port"), "the proxy's clients (litellm_proxy_port)", "litellm_proxy_port")
+        name = "litellm_proxy_port"
+        yield Port(value(name), f"the proxy's clients ({name})", name, HAPROXY)
         name = "litellm_proxy_internal_port"
-        yield Port(value(name), f"HAProxy for LiteLLM ({name})", name)
-        yield Port(value(name) + 1, f"HAProxy's counts over a reload ({name} and one)", name)
+        yield Port(value(name), f"HAProxy for LiteLLM ({name})", name, HAPROXY, LOOPBACK)
+        yield Port(value(name) + 1, f"HAProxy's counts over a reload ({name} and one)", name, HAPROXY, LOOPBACK)
         name = "litellm_proxy_process_port"
         for index in range(value("litellm_proxy_processes")):
-            yield Port(value(name) + index, f"process {index + 1} of LiteLLM (from {name})", name)
+            number = value(name) + index
+            unit = f"onprem-vllm-litellm@{number}.service"
+            yield Port(number, f"process {index + 1} of LiteLLM (from {name})", name, unit, LOOPBACK)
 
 
 def instance_ports(name: str, port: int | None, serve: Mapping[str, Any]) -> Iterator[Port]:

@@ -486,7 +486,7 @@ def test_a_foreign_program_named_like_ours_is_known_by_its_unit() -> None:
 
 def test_a_port_of_another_address_is_free() -> None:
     plan = copy.deepcopy(CPU)
-    plan["instances"][0]["host"] = "10.0.0.5"
+    plan["needs"]["ports"][0]["address"] = "10.0.0.5"
     taken = {address: [listener(8000, addresses=[address])] for address in ("127.0.0.1", "10.0.0.5", "0.0.0.0", "::")}
     assert {
         address: [finding["id"] for finding in compare(plan, facts(plan, lambda f, h=held: f.update(listeners=h)))]

@@ -264,6 +264,20 @@ def test_one_port_for_two_is_told_with_both(changes: dict[str, Any], where: str,
     assert who in found_["what"]
 
 
+def test_preflight_looks_at_every_port_with_its_unit_and_address() -> None:
+    needs = plan(PROXY, EVERYTHING)["needs"]["ports"]
+    assert [(one["port"], one["unit"], one["address"]) for one in needs] == [
+        (8000, "vllm-glm.service", "0.0.0.0"),
+        (80, "nginx.service", "0.0.0.0"),
+        (443, "onprem-vllm-haproxy.service", "0.0.0.0"),
+        (4100, "onprem-vllm-haproxy.service", "127.0.0.1"),
+        (4101, "onprem-vllm-haproxy.service", "127.0.0.1"),
+        (4001, "onprem-vllm-litellm@4001.service", "127.0.0.1"),
+        (4002, "onprem-vllm-litellm@4002.service", "127.0.0.1"),
+    ]
+    assert plan(**instance(host="127.0.0.1"))["needs"]["ports"][0]["address"] == "127.0.0.1"
+
+
 def test_a_port_of_a_role_that_the_host_has_not_is_free() -> None:
     assert plan(PROXY, ("vllm",), **instance(port=4001))["problems"] == []
 
