@@ -90,7 +90,7 @@ sanity: tools ## ansible-test sanity
 unit: tools .cache/vllm-0.28.0/.complete ## plugins on their own, against the real parser, uv, systemd rules and wheels
 	pytest -m "not slow"
 unit-slow: tools .cache/vllm-0.28.0/.complete .cache/vllm-0.31.0/.complete
-	pytest -m slow
+	pytest -m "slow or hypothesis" --hypothesis-profile=search
 
 # vLLM's own parser, from the bundle, is what serve.yaml is compared with.
 .cache/vllm-0.28.0/.complete: catalogue/releases/0.28.0-cpu.txt .cache/bundle/manifest.json

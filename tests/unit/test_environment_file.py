@@ -97,7 +97,7 @@ MARKS = st.text(st.sampled_from("\"'\\$`%#; =\n\tab"), max_size=12)
 NAMES = st.from_regex(re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,20}\Z", re.ASCII), fullmatch=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(NAMES, st.one_of(PASSED, MARKS), max_size=6))
 def test_every_value_is_read_as_it_was_given(variables: dict[str, str]) -> None:
     text = environment_file(variables)
@@ -113,7 +113,7 @@ def read_back(value: str) -> dict[str, str] | str:
         return str(refused)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(st.characters(), max_size=12))
 def test_a_value_is_passed_on_or_refused_and_never_told(value: str) -> None:
     came_out = read_back(value)

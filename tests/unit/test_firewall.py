@@ -28,7 +28,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.firewall_rules import 
     running_ssh_connection,
 )
 from ansible_collections.onprem.vllm.plugins.module_utils.listeners import Listener
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import Environment, StrictUndefined
 
@@ -76,7 +76,7 @@ PORTS = st.lists(
 
 
 @root
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(PORTS, NETWORKS, st.integers(1, 65535))
 def test_whatever_is_wanted_the_kernel_takes_it(
     ports: list[dict[str, object]], ssh_networks: list[str], ssh_port: int

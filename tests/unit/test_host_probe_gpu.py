@@ -214,7 +214,7 @@ def test_numa_nodes(tmp_path: Path) -> None:
 WORDS = st.sampled_from(["", "N/A", "[N/A]", "Enabled", "99999999999999999999 MiB", "-1", "x", "é", "1x", "<gpu>", "&"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_mutated_xml_never_raises_anything_but_what_says_that_it_is_none(data: st.DataObject) -> None:
     """Cut, swap and drop parts of a real capture: the facts are then poorer, and findings can still be made of them."""
@@ -235,7 +235,7 @@ def test_mutated_xml_never_raises_anything_but_what_says_that_it_is_none(data: s
 TAGS = sorted({element.tag for element in ET.fromstring(TWO_H200_BUSY).iter()})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(TAGS), st.none() | WORDS, max_size=25))
 def test_xml_with_other_values_or_without_parts_is_read(changes: dict[str, str | None]) -> None:
     """Well-formed answers of other drivers: elements that are missing, empty, or hold something unknown."""

@@ -412,7 +412,7 @@ NAMES = [
 KEYS = st.sampled_from(["profile", "release", "model", "draft_model", "host", "port", "gpus", "networks"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.dictionaries(st.sampled_from(NAMES), ANYTHING, max_size=4), st.dictionaries(KEYS, ANYTHING), ANYTHING, ANYTHING
 )

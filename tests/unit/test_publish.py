@@ -14,7 +14,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.atomic import sha256_b
 from ansible_collections.onprem.vllm.plugins.module_utils.bundle_manifest import BundleFile, BundleManifest
 from ansible_collections.onprem.vllm.plugins.module_utils.publish import Mirror, Missing, PublishError, as_missing, cut
 from ansible_collections.onprem.vllm.tests.release_bundle import flip_byte
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 
@@ -257,7 +257,6 @@ def test_a_broken_record_costs_a_publish_and_no_damage(sender):
     assert sender.mirror.standing(sender.digest).published
 
 
-@settings(deadline=None)  # the machine is shared
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 100)), max_size=8),
     st.integers(1, 400),

@@ -412,7 +412,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.sampled_from(["patches", "flashinfer", "for"]), VALUES))
 def test_whatever_stands_in_the_new_keys_is_read_or_refused(content):
     plain = yaml.safe_load((CATALOGUE / "releases" / "0.28.0-cu130.yml").read_text())

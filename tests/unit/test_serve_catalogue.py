@@ -117,12 +117,13 @@ def asked(version: str, parsers: dict[str, Parser], directory: Path) -> Parser:
     return parsers[version]
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("version", JUDGED)
 def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[str, Parser], tmp_path: Path) -> None:
     parser = asked(version, parsers, tmp_path)
     seen = {"refused": 0, "taken": 0}
 
-    @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=400, suppress_health_check=list(HealthCheck))
     @given(arguments(version))
     @example(("lora-modules", [{"name": "a", "path": "/b"}]))
     @example(("lora-modules", [{"name": "a"}]))

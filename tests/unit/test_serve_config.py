@@ -122,7 +122,7 @@ def same(wanted: Any, read: Any) -> bool:
     return type(wanted) is type(read) and wanted == read
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @example(arguments={"model": "a", "middleware": ["k" * 1010, "k" * 1500]})
 @example(arguments={"model": "a", "chat-template": "-" + "k" * 3000, "hf-overrides": {"k" * 1500: 1}})
 @given(arguments=ARGUMENTS)

@@ -365,7 +365,7 @@ def make_diff(first: bytes, second: bytes, context: int, *options: str) -> str:
     return done.stdout.decode()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(old=files(), new=files(), context=st.integers(0, 4), blank=st.booleans())
 def test_a_diff_turns_the_one_file_into_the_other(old, new, context, blank):
     diff = make_diff(old, new, context, *(["--suppress-blank-empty"] if blank else []))
@@ -378,7 +378,7 @@ def test_a_diff_turns_the_one_file_into_the_other(old, new, context, blank):
         assert apply_diff(old, diff) == new
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(old=files(), new=files(), other=files(), context=st.integers(1, 3))
 def test_a_diff_gives_another_file_what_patch_would_or_refuses(old, new, other, context):
     """On a file it was not made for: refused, or every hunk really stood there; never an offset, never fuzz."""
@@ -394,7 +394,7 @@ def test_a_diff_gives_another_file_what_patch_would_or_refuses(old, new, other, 
     assert apply_diff(result, backwards) == other
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(data=st.data(), count=st.integers(8, 30))
 def test_a_shifted_file_is_refused(data, count):
     lines = [f"line {number}\n" for number in range(count)]
