@@ -106,7 +106,17 @@ def roll(*variables: str) -> subprocess.CompletedProcess[str]:
 
 def drain(state: str, *names: str) -> subprocess.CompletedProcess[str]:
     """Instances out of the routes, or in them again."""
+    return module("drain", servers=list(names), state=state, wait_s=60)
+
+
+def canary(name: str, **thresholds: int) -> subprocess.CompletedProcess[str]:
+    """An instance tried on a share of the requests."""
+    return module("canary", servers=[name], **thresholds)
+
+
+def module(name: str, **arguments: object) -> subprocess.CompletedProcess[str]:
+    """A module of the collection, run on the proxy's host."""
     inventory = CHECKOUT / ".cache/lab" / os.environ["LAB"] / "inventory.yml"
-    asked = json.dumps({"servers": list(names), "state": state, "wait_s": 60})
-    command = ["ansible", "-i", str(inventory), FRONT, "--become", "-m", "onprem.vllm.drain", "-a", asked]
+    called = ["--become", "-m", f"onprem.vllm.{name}", "-a", json.dumps(arguments)]
+    command = ["ansible", "-i", str(inventory), FRONT, *called]
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT)

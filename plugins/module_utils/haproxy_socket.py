@@ -25,6 +25,7 @@ class Server:
     status: str  # UP, DOWN, DRAIN, MAINT, "UP 1/2" and so on
     sessions: int  # requests that are under way
     port: int  # where it is asked; 0 where HAProxy does not say
+    redispatched: int  # requests that another server answered in its place, since HAProxy started
 
     @property
     def up(self) -> bool:
@@ -70,7 +71,14 @@ def servers(path: Path, backend: str = "") -> list[Server]:
     """All servers, or those of one backend."""
     rows = csv.DictReader(ask(path, "show stat").removeprefix("# ").splitlines())
     return [
-        Server(row["pxname"], row["svname"], row["status"], int(row["scur"] or 0), _port(row.get("addr") or ""))
+        Server(
+            row["pxname"],
+            row["svname"],
+            row["status"],
+            int(row["scur"] or 0),
+            _port(row.get("addr") or ""),
+            int(row.get("wredis") or 0),
+        )
         for row in rows
         if row["svname"] not in ("FRONTEND", "BACKEND") and row["pxname"] == (backend or row["pxname"])
     ]

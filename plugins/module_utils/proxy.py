@@ -186,6 +186,7 @@ class Host:
             self._plain(etc / "too-large.lua", proxy.haproxy_lua),
             File(etc / "limits.map", limits.encode(), 0o400, shown=limits),
             File(etc / "teams.map", teams.encode(), 0o400, shown=teams),
+            File(etc / "canary.map", b"", 0o400),  # filled in HAProxy's memory alone, by the module canary
             File(etc / "certificate.pem", certificate.pem, 0o400),
         ]
 

@@ -28,6 +28,8 @@ class HAProxy:
             first = ["# pxname,svname,scur,status,addr,", "clients,FRONTEND,1,OPEN,,", "litellm,4001,9,UP,[::1]:4001,"]
             return "\n".join([*first, *rows])
         self.orders.append(command)
+        if " map " in command:
+            return ""
         name, state = command.split("/")[1].split(" state ")
         self.status[name] = {"drain": "DRAIN", "ready": "UP"}[state] if self.status[name] != "DOWN" else "DOWN"
         return ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -71,6 +72,27 @@ def test_a_drained_instance_restarts_unnoticed_and_a_reload_keeps_it_out(lab, at
         assert done.returncode == 0, done.stdout
     assert proxy.failed(requests) == []
     assert proxy.servers(lab)["role2-one"] == "UP"
+
+
+def test_a_canary_gets_its_share_alone_and_is_judged_by_what_it_answered(lab):
+    """Of 2 instances one is tried, as good as the other; then broken, which the share alone sees."""
+    with proxy.load() as requests:
+        assert proxy.drain("out", "role2-one").returncode == 0
+        done = proxy.canary("role2-one", share=20, seconds=15, requests=5)
+        assert done.returncode == 0, done.stdout
+    assert proxy.failed(requests) == []
+    asked = int(re.search(r"role2-one: (\d+) requests, 0.0 % failed", done.stdout)[1])
+    others = int(re.search(r"the others of tiny: (\d+) requests", done.stdout)[1])
+    assert 0.08 < asked / (asked + others) < 0.4, (asked, others)
+    assert proxy.servers(lab)["role2-one"] == "DRAIN"
+    proxy.mode(lab, 8001, "broken")
+    with proxy.load() as requests:
+        done = proxy.canary("role2-one", share=20, seconds=60, requests=5)
+    assert done.returncode != 0
+    assert "It was not tried any longer" in done.stdout
+    assert 0 < len(proxy.failed(requests)) < 0.5 * len(requests)
+    proxy.mode(lab, 8001, "ok")
+    assert proxy.drain("in", "role2-one").returncode == 0
 
 
 def test_a_stopped_instance_leaves_and_comes_back_by_itself(lab, at):

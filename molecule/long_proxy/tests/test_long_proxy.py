@@ -60,10 +60,11 @@ def started(at) -> dict[str, str]:
 
 
 def test_an_upgrade_loses_no_request(lab, at):
-    """A change of the unit stands for one: the instance is drained, restarted, ready, and gets requests again."""
+    """A change of the unit stands for one: drained, restarted, ready, tried on a share, and in the routes again."""
     before = started(at)
+    canary = {"vllm_canary_share": 20, "vllm_canary_s": 30, "vllm_canary_requests": 5, "vllm_canary_slowdown": 20}
     with proxy.load() as requests:
-        done = play("upgrade", "--limit", "glm1", "-e", "vllm_service_nofile=65536")
+        done = play("upgrade", "--limit", "glm1", "-e", "vllm_service_nofile=65536", "-e", json.dumps(canary))
         assert done.returncode == 0, done.stdout
     after = started(at)
     assert (before["glm1"] != after["glm1"], before["l40s1"]) == (True, after["l40s1"])
