@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
+import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -42,33 +43,39 @@ def status():
     return found
 
 
-class Answers(threading.Thread):
-    """Asks all the time, and knows the longest time between two answers, in seconds."""
+ASK = """
+import sys, time, urllib.request
+while True:
+    try:
+        with urllib.request.urlopen(sys.argv[1], timeout=5) as answer:
+            if b"tiny" in answer.read():
+                print(time.monotonic(), flush=True)
+    except OSError:
+        pass
+    time.sleep(0.2)
+"""
 
-    def __init__(self, lab):
-        super().__init__(daemon=True)
-        self.lab, self.longest, self.ended = lab, 0.0, threading.Event()
 
-    def run(self):
-        last = time.monotonic()
-        while not self.ended.is_set():
-            if "tiny" in get(self.lab, "/v1/models"):
-                self.longest = max(self.longest, time.monotonic() - last)
-                last = time.monotonic()
-            time.sleep(0.2)
+class Answers:
+    """Asks all the time, from outside, and knows the longest time between two answers."""
+
+    def __init__(self):
+        tool = [sys.executable, str(site.CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "run"]
+        asked = [sys.executable, "-c", ASK, f"http://{HOST}:{site.PORT}/v1/models"]
+        self.process = subprocess.Popen([*tool, *asked], stdout=subprocess.PIPE, text=True)
 
     def stop(self):
-        self.ended.set()
-        self.join()
-        return self.longest
+        """Seconds."""
+        self.process.terminate()
+        times = [float(line) for line in self.process.communicate(timeout=60)[0].split()]
+        return max(after - before for before, after in itertools.pairwise(times))
 
 
 @pytest.fixture
-def answers(lab):
-    thread = Answers(lab)
-    thread.start()
-    yield thread
-    thread.ended.set()
+def answers():
+    asking = Answers()
+    yield asking
+    asking.process.kill()
 
 
 def test_the_host_serves(lab):
@@ -86,7 +93,7 @@ def test_check_mode_says_what_an_upgrade_would_do_and_does_nothing(lab):
     assert site.process(HOST, lab)["MainPID"] == before
 
 
-def test_an_upgrade_changes_one_variable(lab, answers):
+def test_an_upgrade_changes_one_variable(lab, answers, capsys):
     code, said = play("upgrade", *NEWER)
     assert code == 0, said
     gap = answers.stop()
@@ -94,7 +101,8 @@ def test_an_upgrade_changes_one_variable(lab, answers):
     found = status()
     assert (found["generation"], found["serves"], found["rollback"], found["ready"]) == (2, 2, 1, True)
     assert (found["release"]["vllm"], found["drift"]) == ("0.31.0", ["the inventory asks for release " + asked(lab)])
-    print(f"upgrade: {gap:.1f} s without an answer")
+    with capsys.disabled():
+        print(f"upgrade: {gap:.1f} s without an answer")
     code, said = play("upgrade", *NEWER)
     assert (code, site.changed(said)) == (0, 0), said
 
@@ -104,7 +112,7 @@ def asked(lab):
     return lab("exec", HOST, "sh", "-c", "basename /opt/vllm/releases/0.28.0-cpu-*").strip()
 
 
-def test_the_way_back_needs_no_mirror(lab, answers):
+def test_the_way_back_needs_no_mirror(lab, answers, capsys):
     lab("exec", "mirror1", "sh", "-c", "systemctl stop nginx")
     try:
         code, said = play("rollback", *NEWER)
@@ -112,7 +120,8 @@ def test_the_way_back_needs_no_mirror(lab, answers):
         lab("exec", "mirror1", "systemctl", "start", "nginx")
     assert code == 0, said
     assert "The inventory still asks for another state" in said
-    print(f"rollback: {answers.stop():.1f} s without an answer")
+    with capsys.disabled():
+        print(f"rollback: {answers.stop():.1f} s without an answer")
     assert version(lab) == "0.28.0"
     found = status()
     assert (found["generation"], found["serves"], found["rollback"], found["drift"]) == (1, 1, 2, [])
