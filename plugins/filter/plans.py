@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ansible.errors import AnsibleFilterError
+from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible.vars.hostvars import HostVars
 from ansible_collections.onprem.vllm.plugins.filter.plan import read_and_compose
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_groups import unreadable
 
 
 def plans(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -30,7 +32,12 @@ def plans(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, dict[str, Any]]
 def _plan_of(hostvars: HostVars, host: str, loader: DataLoader | None) -> dict[str, Any]:
     # hostvars[host] would evaluate without `hostvars`, so that a template over another host's address fails in it or
     # silently takes its default().
-    variables = {**hostvars.raw_get(host), "hostvars": hostvars}
+    try:
+        variables = {**hostvars.raw_get(host), "hostvars": hostvars}
+    except AnsibleError as error:  # a file of its variables is no YAML, or has a date that no calendar has
+        inventory = getattr(hostvars, "_inventory", None)
+        wrong = unreadable(host, str(error), getattr(inventory, "_sources", None) or ())
+        return {**compose_plan(host, [], {}), "problems": [wrong]}
     templar = Templar(loader=loader, variables=variables)
     return read_and_compose(variables, lambda name: templar.template(variables[name]))
 

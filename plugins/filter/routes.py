@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ansible.errors import AnsibleError
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible.vars.hostvars import HostVars
@@ -28,7 +29,7 @@ def routes(hostvars: HostVars, hosts: Iterable[str], proxies: Iterable[str]) -> 
     )
     models = [model["name"] for model in composed["models"]]
     for proxy in proxies:
-        if "litellm_proxy_keys" in hostvars.raw_get(proxy):
+        if "litellm_proxy_keys" in variables_of(hostvars, proxy):
             wrong = team_problems(value(hostvars, proxy, "litellm_proxy_keys"), models)
             composed["problems"] += [one for one in wrong if one not in composed["problems"]]
     return composed
@@ -47,11 +48,19 @@ def secrets(hostvars: HostVars, host: str) -> dict[str, dict[str, str]]:
 
 def value(hostvars: HostVars, host: str, name: str) -> Any:
     """A variable of a host as plain data, None where it is not set; see the filter plans for why not hostvars[host]."""
-    variables = {**hostvars.raw_get(host), "hostvars": hostvars}
+    variables = {**variables_of(hostvars, host), "hostvars": hostvars}
     if name not in variables:
         return None
     loader: DataLoader | None = getattr(hostvars, "_loader", None)
     return plain(Templar(loader=loader, variables=variables).template(variables[name]))
+
+
+def variables_of(hostvars: HostVars, host: str) -> Mapping[str, Any]:
+    """A host's variables as they are written; none where they cannot be read, which is a problem of its plan."""
+    try:
+        return hostvars.raw_get(host)
+    except AnsibleError:
+        return {}
 
 
 class FilterModule:

@@ -30,6 +30,17 @@ BATCHED_TOKENS = 8192
 # What the estimate is not sure of, as a share of a GPU's memory: below it the verdict is `tight`.
 UNSURE_SHARE = 0.05
 
+_GDN = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+# Beyond this a number is a slip of the hand, and overflows a float.
+_LARGEST = 1e15
+# What the formulas read of a config.json: numbers from 1, or null. A file may hold anything.
+_NUMBERS = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "sliding_window"),
+    *("kv_lora_rank", "qk_rope_head_dim", "index_topk", "index_head_dim", "vocab_size", "intermediate_size"),
+    *("moe_intermediate_size", "num_experts_per_tok", "max_position_embeddings", "full_attention_interval"),
+    *("num_global_key_value_heads", "global_head_dim", "num_kv_shared_layers", "linear_num_key_heads"),
+    *("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
+)
 _BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
 
@@ -69,7 +80,7 @@ class Serving:
     expert: bool = False
     eager: bool = False
     cache_dtype: str = "auto"
-    quantization: str | None = None
+    quantization: str = "None"
     offload_gib: float = 0.0
 
 
@@ -77,13 +88,21 @@ def serving_of(serve: Mapping[str, Any], model: Model) -> Serving:
     """The arguments of a plan's ``serve`` with vLLM's defaults."""
 
     def number(flag: str, otherwise: int) -> int:
-        return size(serve[flag]) or otherwise if flag in serve else otherwise
+        found = size(serve.get(flag))
+        return found if found is not None and 0 < found < _LARGEST else otherwise
+
+    def real(flag: str, otherwise: float) -> float:
+        try:
+            found = float(serve.get(flag, otherwise))
+        except (TypeError, ValueError, OverflowError):
+            return otherwise  # no number is a problem of the plan already
+        return found if 0 < found < _LARGEST else otherwise
 
     longest = model.text.get("max_position_embeddings") or 4096
     length = number("max-model-len", longest)
     return Serving(
-        length=length if length > 0 else longest,
-        utilisation=float(serve.get("gpu-memory-utilization", UTILISATION)),
+        length=length,
+        utilisation=min(real("gpu-memory-utilization", UTILISATION), 1.0),
         sequences=number("max-num-seqs", SEQUENCES),
         batched=number("max-num-batched-tokens", BATCHED_TOKENS),
         tensor=number("tensor-parallel-size", 1),
@@ -92,9 +111,25 @@ def serving_of(serve: Mapping[str, Any], model: Model) -> Serving:
         expert=serve.get("enable-expert-parallel") is True,
         eager=serve.get("enforce-eager") is True,
         cache_dtype=str(serve.get("kv-cache-dtype", "auto")),
-        quantization=serve.get("quantization"),
-        offload_gib=float(serve.get("cpu-offload-gb", 0)),
+        quantization=str(serve.get("quantization")),
+        offload_gib=real("cpu-offload-gb", 0.0),
     )
+
+
+def wrong_number(model: Model) -> str | None:
+    """The first number of a model's configuration that no formula can use, in words."""
+    for key in _NUMBERS:
+        value = model.text.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _LARGEST:
+            return f"{key} is {value!r}"
+    if is_gdn(model.text) and (lacking := [key for key in _GDN if not model.text.get(key)]):
+        return f"{lacking[0]} is missing"
+    kinds = model.text.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        return f"layer_types is {kinds!r}"
+    return None
 
 
 # -- what one token and one sequence need ---------------------------------------------------------------------------
@@ -273,6 +308,9 @@ def estimate(
     Returns:
         ``verdict`` is fits, tight, does not fit or unknown; ``remedy`` the first rung of the ladder that would help.
     """
+    for one in (model, draft):
+        if one is not None and (wrong := wrong_number(one)) is not None:
+            return {"verdict": "unknown", "source": f"{one.source}: {wrong}"}
     serving = serving_of(serve, model)
     needed = demand(model, serving, draft)
     sequence_gib = (needed.token * serving.length + needed.sequence) / GIB

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..module_utils.model_check import completeness_problems
 
+_MAPS = ("text_config", "llm_config", "quantization_config", "rope_scaling", "rope_parameters", "auto_map")
 _MOE = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -46,7 +47,7 @@ class Model:
     @property
     def heads(self) -> int | None:
         """Attention heads of the language model."""
-        return self.text.get("num_attention_heads")
+        return whole(self.text.get("num_attention_heads"))
 
     @property
     def families(self) -> list[str]:
@@ -82,7 +83,23 @@ def is_gdn(text: Mapping[str, Any]) -> bool:
 
 def model_of(config: Mapping[str, Any], weight_bytes: int | None, source: str) -> Model:
     """A model of which only a configuration is known."""
+    config = _sound(config)
     return Model(config, weight_bytes, (), source, _quantisation(config, {}))
+
+
+def whole(value: Any) -> int | None:
+    """A whole number above 0, None for anything else that a file may hold in its place."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _sound(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without maps and lists that are none: a file may hold anything."""
+    found = {key: value for key, value in config.items() if key not in _MAPS or isinstance(value, Mapping)}
+    for key in ("text_config", "llm_config"):
+        if key in found:
+            found[key] = _sound(found[key])
+    named = found.get("architectures")
+    return {**found, "architectures": [str(one) for one in named] if isinstance(named, list) else []}
 
 
 def model_at(directory: Path, draft: bool = False) -> Model | None:
@@ -99,6 +116,7 @@ def _model_at(directory: Path, draft: bool, _stamp: int) -> Model | None:
     config = _json(directory / "config.json")
     if not config:
         return None
+    config = _sound(config)
     files = {
         str(path.relative_to(directory)): path
         for path in sorted(directory.rglob("*"))

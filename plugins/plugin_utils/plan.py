@@ -35,6 +35,7 @@ from .role_variables import Problem, checked, default_of, known_variables, missp
 
 INSTANCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+SERVED_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:/@+-]{0,126}[A-Za-z0-9])?")
 ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET_NAME = re.compile(r"(.*_)?(API_KEY|TOKEN|PASSWORD|SECRET)")
 
@@ -256,6 +257,7 @@ class _Composition:
         networks = self._networks(where, settings, origins, address)
         gpus = self._gpus(where, settings, release)
         served = settings.get("served_model_name") or model
+        self._check_served(where, settings, origins)
         serve = self._serve(where, settings.get("serve") or {}, origins, gpus)
         environment = self._environment(where, settings.get("environment") or {}, origins, release)
         self._check_toolchain(where, off, {"serve": serve, "environment": environment}, origins)
@@ -535,6 +537,20 @@ class _Composition:
                     f"{address!r} is no address to listen on",
                     "Give an IP address of the host, 127.0.0.1, or 0.0.0.0 for all (the firewall stands before it).",
                 )
+
+    def _check_served(self, where: str, settings: Mapping[str, Any], origins: Mapping[tuple[str, ...], str]) -> None:
+        """The name that clients ask for: it stands in LiteLLM's and HAProxy's configuration, in URLs and in logs."""
+        name = settings.get("served_model_name")
+        if name is None:
+            return
+        place = self._setting(where, ("served_model_name",), origins)
+        if not SERVED_NAME.fullmatch(name) or "//" in name or name.startswith("os.environ/"):
+            self._wrong(
+                place,
+                f"{name!r} is no name that a proxy passes on as it is",
+                "Use letters, digits and ._:/@+- (as in org/model:tag), at most 128, the first and last a letter or "
+                "digit. * would be every name, and os.environ/ a variable.",
+            )
 
     def _networks(
         self, where: str, settings: Mapping[str, Any], origins: dict[tuple[str, ...], str], address: str

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .memory_estimate import GIB, estimate
-from .model_knowledge import Model, model_at, model_of
+from .model_knowledge import Model, model_at, model_of, whole
 from .serve_catalogue import Finding, catalogued_versions, serve_catalogue, size
 
 
@@ -63,10 +63,12 @@ class ModelShelf:
         """The memory estimate of an instance; ``about`` is its profile's."""
         numbers, hardware = about.get("numbers") or {}, about.get("hardware") or {}
         model, helper = self._at_hand(name), self._at_hand(draft, True) if draft else None
-        if model is None and numbers.get("config"):
-            model = model_of(numbers["config"], int(numbers["weights_gib"] * GIB), numbers["source"])
+        # A profile whose numbers are incomplete is a problem of its own.
+        if model is None and isinstance(numbers.get("config"), dict) and numbers.get("weights_gib"):
+            source = str(numbers.get("source"))
+            model = model_of(numbers["config"], int(numbers["weights_gib"] * GIB), source)
             if draft and helper is None and numbers.get("draft_gib"):
-                helper = model_of({}, int(numbers["draft_gib"] * GIB), numbers["source"])
+                helper = model_of({}, int(numbers["draft_gib"] * GIB), source)
         if model is None:
             return {
                 "verdict": "unknown",
@@ -122,7 +124,7 @@ def _parallel(model: Model, serve: Mapping[str, Any]) -> list[Finding]:
 
 
 def _length(model: Model, serve: Mapping[str, Any]) -> list[Finding]:
-    wanted, longest = size(serve.get("max-model-len")), model.text.get("max_position_embeddings")
+    wanted, longest = size(serve.get("max-model-len")), whole(model.text.get("max_position_embeddings"))
     scaled = (model.text.get("rope_scaling") or model.text.get("rope_parameters") or {}).get("factor")
     if wanted is None or not longest or scaled or serve.get("hf-overrides") or wanted <= longest:
         return []

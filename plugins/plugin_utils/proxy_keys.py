@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection, Mapping
 from datetime import UTC, date, datetime
 from typing import Any
@@ -15,6 +16,7 @@ from .role_variables import Problem, nearest, problem
 SHORTEST_KEY = 20
 MASTER = "master"
 OPTIONS = ("key", "models", "requests_per_minute", "expires")
+TEAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 NEW_KEY = "Make one with: openssl rand -hex 24"
 
 
@@ -75,6 +77,13 @@ def _add(
     if team == MASTER and where != "litellm_proxy_master_key":
         problems.append(
             problem(where, "has the name under which the master key is counted", "Name the team otherwise.")
+        )
+    if not TEAM.fullmatch(team):
+        # It is a line of HAProxy's maps, and stands in logs and in answers to clients.
+        problems.append(
+            problem(
+                where, "is no name of a team", "Use letters, digits and ._@-, at most 63, the first a letter or digit."
+            )
         )
     # A misspelt limit would be none: the key would open what it shall not.
     problems.extend(
@@ -144,9 +153,9 @@ def _expires(value: Any, where: str, problems: list[Problem]) -> float | None:
         value = value.isoformat()
     try:
         when = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    except ValueError:
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         problems.append(
             problem(f"{where}.expires", f"{value!r} is no date, such as 2027-01-31, or time", "Correct it.")
         )
         return None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()

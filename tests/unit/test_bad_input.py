@@ -536,6 +536,26 @@ BAD = [
         "vllm_profiles.tiny-cpu.serve.dtyp",
         "dtype",
     ),
+    *(
+        (
+            f"served name {name!r}",
+            TINY,
+            instance(served_model_name=name),
+            "vllm_instances.glm.served_model_name",
+            "proxy",
+        )
+        for name in (
+            *("a b", "a\nb", "*", "a*", "a?b", "a#b", "a%20b", "a&b", "{a}", '"a"', "a'", "modèle", "-a", "a/", "/a"),
+            *("a//b", "os.environ/KEY", "a,b", "a;b", "a\\b", "x" * 129, "$HOME", "`id`", "a\0", "<a>"),
+        )
+    ),
+    (
+        "served name of a profile",
+        TINY,
+        {"vllm_profiles": {"tiny-cpu": {**PROFILE, "served_model_name": "a b"}}},
+        "vllm_profiles.tiny-cpu.served_model_name",
+        "proxy passes on",
+    ),
     # -- what belongs together
     (
         "draft taken away, its method left",

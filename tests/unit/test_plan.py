@@ -25,7 +25,7 @@ from ansible_collections.onprem.vllm.tests.unit.plan_inputs import (
     instance,
     plan,
 )
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 
@@ -422,6 +422,50 @@ def test_nothing_crashes_the_plan(changes: dict, settings_: dict, serve: Any, en
     json.dumps(made)
     for found in made["problems"]:
         assert all(isinstance(text, str) for text in found.values())
+
+
+ODD = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+)
+CONFIG_KEYS = [
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "vocab_size"),
+    *("sliding_window", "use_sliding_window", "layer_types", "kv_lora_rank", "qk_rope_head_dim", "index_topk"),
+    *("linear_num_value_heads", "linear_num_key_heads", "linear_key_head_dim", "linear_value_head_dim", "text_config"),
+    *("intermediate_size", "num_experts_per_tok", "max_position_embeddings", "rope_scaling", "rope_parameters"),
+    *("full_attention_interval", "quantization_config", "architectures", "auto_map", "torch_dtype", "dtype"),
+    *("index_head_dim", "moe_intermediate_size", "num_global_key_value_heads", "global_head_dim", "mamba_ssm_dtype"),
+]
+SIZES = ["max-model-len", "gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "tensor-parallel-size"]
+SIZES += ["pipeline-parallel-size", "data-parallel-size", "cpu-offload-gb", "kv-cache-dtype", "quantization"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(CONFIG_KEYS), ODD | st.dictionaries(st.sampled_from(CONFIG_KEYS), ODD)),
+    st.dictionaries(st.sampled_from(SIZES), ODD),
+    ODD,
+)
+@example({"num_hidden_layers": float("nan"), "head_dim": float("inf")}, {}, 1)
+@example({"hidden_size": 10**400, "num_hidden_layers": 1}, {"max-model-len": 10**400}, 1)
+@example({"linear_num_value_heads": 1, "linear_key_head_dim": 1, "num_hidden_layers": 4}, {}, 1)
+@example({"text_config": 5, "quantization_config": "fp8", "layer_types": {"a": 1}}, {}, 1)
+def test_no_number_crashes_the_estimate_and_none_of_its_own_is_odd(config: dict, serve: dict, weights: Any) -> None:
+    profile = {
+        "accelerator": "cuda",
+        "model": "tiny-qwen3",
+        "serve": serve,
+        "hardware": {"gpu_memory_gib": 80},
+        "numbers": {"config": config, "weights_gib": weights, "source": "a test"},
+    }
+    made = plan(
+        GPU,
+        vllm_profiles={"odd": profile},
+        vllm_models=TINY["vllm_models"],
+        vllm_instances={"glm": {"profile": "odd", "port": 8000}},
+    )
+    [found] = made["estimates"] or [{"verdict": "unknown"}]
+    assert found["verdict"] in ("fits", "tight", "does not fit", "unknown")
+    json.dumps(made["estimates"], allow_nan=False)
 
 
 # -- toolchain and probes ------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ansible.vars.manager import VariableManager
 from ansible_collections.onprem.vllm.plugins.filter import (
     findings,
     findings_report,
+    grouped,
     plan,
     plan_query,
     plan_table,
@@ -112,6 +113,7 @@ def test_a_plan_computed_before_is_no_variable_of_the_inventory(hostvars: HostVa
         lambda: plan_query.plan_query([], "[?"),
         lambda: findings.findings({}, {}),
         lambda: findings_report.findings_report("x", "h1"),
+        lambda: grouped.grouped(["vllm"]),
     ],
 )
 def test_wrong_input_is_refused_with_the_filter_s_name(call: Any) -> None:
@@ -124,7 +126,7 @@ def test_a_question_to_plans() -> None:
 
 
 def test_each_filter_is_found_under_its_own_name() -> None:
-    for module in (plan, plans, plan_table, plan_query, problems, findings, findings_report):
+    for module in (plan, plans, plan_table, plan_query, problems, findings, findings_report, grouped):
         name = Path(module.__file__).stem
         assert list(module.FilterModule().filters()) == [name]
         assert Path(module.__file__).with_suffix(".yml").is_file()

@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_ranges import ranges
 from ansible_collections.onprem.vllm.tests.unit.test_inventory import PLAYBOOKS, ansible_playbook
@@ -21,6 +22,32 @@ def test_teardown_removes_nothing_that_is_the_system_s() -> None:
         assert part in done.stdout + done.stderr, part
     assert "UNREACHABLE" not in done.stdout
     assert "no-such" not in done.stdout, "what else is wrong is no reason to keep a host as it is"
+
+
+def inventory(folder: Path, **groups: str) -> str:
+    """An inventory with one host for each group."""
+    children = {group: {"hosts": {host: {}}} for group, host in groups.items()}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": children}}), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.mark.parametrize("playbook", ["plan", "site", "upgrade"])
+def test_an_inventory_whose_hosts_no_play_would_reach_is_a_failure(playbook: str, tmp_path: Path) -> None:
+    done = ansible_playbook("-i", inventory(tmp_path, vlm="gpu1"), f"playbooks/{playbook}.yml")
+    assert done.returncode != 0
+    assert "group vlm" in done.stdout
+    assert "looks like vllm misspelt" in done.stdout
+
+
+def test_an_upgrade_of_a_mirror_alone_is_one_without_batches(tmp_path: Path) -> None:
+    """Group vllm, whose first host has the batches, is missing."""
+    host = {"ansible_connection": "local", "wheel_mirror_bundle": "/srv/b", "vllm_mirror_networks": ["10.0.0.0/8"]}
+    folder = inventory(tmp_path, mirror="mirror1")
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars" / "mirror1.yml").write_text(yaml.safe_dump(host), encoding="utf-8")
+    done = ansible_playbook("-i", folder, "playbooks/upgrade.yml", "--check", "--tags", "none-but-the-plan")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.index("PLAY [Serve]") < done.stdout.index("PLAY RECAP")
 
 
 def test_teardown_knows_every_directory_and_account_that_it_removes() -> None:

@@ -71,6 +71,12 @@ def test_when_a_key_ends(expires, seconds):
         ({"a": {"key": f"{TEAM}1", "models": 5}}, MASTER, "litellm_proxy_keys.a.models: is no list of names"),
         ({"a": {"key": f"{TEAM}1", "model": ["tiny"]}}, MASTER, "litellm_proxy_keys.a.model: is no setting of a key"),
         ({"a": {"key": f"{TEAM}1", "expire": "2027-01-01"}}, MASTER, "a.expire: is no setting of a key"),
+        ({"a": {"key": f"{TEAM}1", "expires": "2026-13-40"}}, MASTER, "a.expires: '2026-13-40' is no date"),
+        ({"a": {"key": f"{TEAM}1", "expires": "2026-02-29"}}, MASTER, "a.expires: '2026-02-29' is no date"),
+        ({"a": {"key": f"{TEAM}1", "expires": float("nan")}}, MASTER, "a.expires: 'a number' is no date"),
+        ({"a": {"key": f"{TEAM}1", "expires": ["2027-01-01"]}}, MASTER, "is no date"),
+        ({"a b": {"key": f"{TEAM}1"}}, MASTER, "litellm_proxy_keys.a b: is no name of a team"),
+        ({f"a\n{'0' * 64} b": {"key": f"{TEAM}1"}}, MASTER, "is no name of a team"),
         (
             {"a": {"key": f"{TEAM}1", "expires": 20270630}},
             MASTER,
