@@ -135,15 +135,25 @@ def test_a_release_is_proven_before_it_serves() -> None:
     ]
 
 
+def imported(tasks: list[dict[str, Any]]) -> list[str]:
+    """The roles that tasks import whole, those of blocks among them."""
+    names = []
+    for task in tasks:
+        names += imported(task.get("block", []))
+        role = task.get("ansible.builtin.import_role", {})
+        names += [role["name"]] if role and "tasks_from" not in role else []
+    return names
+
+
 def test_site_runs_the_roles_that_the_plan_names_in_its_order() -> None:
     plays = rollout()
     catalogue = yaml.safe_load((COLLECTION / "catalogue" / "inventory.yml").read_text(encoding="utf-8"))
     for group in ("mirror", "vllm", "proxy"):
         run = [
-            role["role"].removeprefix("onprem.vllm.")
+            name.removeprefix("onprem.vllm.")
             for play in plays
             if group in play["hosts"].split(":")
-            for role in play.get("roles", [])
+            for name in [role["role"] for role in play.get("roles", [])] + imported(play.get("tasks", []))
         ]
         assert run == [entry["role"] for entry in catalogue["roles"] if group in entry["groups"]]
     order = [entry["role"] for entry in catalogue["roles"]]
