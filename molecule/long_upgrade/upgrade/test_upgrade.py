@@ -103,8 +103,14 @@ def test_an_upgrade_changes_one_variable(lab, answers, capsys):
     assert (found["release"]["vllm"], found["drift"]) == ("0.31.0", ["the inventory asks for release " + asked(lab)])
     with capsys.disabled():
         print(f"upgrade: {gap:.1f} s without an answer")
+
+
+def test_a_reboot_brings_the_same_generation_back_and_leaves_nothing_to_do(lab):
+    lab("reboot", HOST)
+    site.wait("0.31.0 after the reboot", lambda: "0.31.0" in get(lab, "/version"))
     code, said = play("upgrade", *NEWER)
     assert (code, site.changed(said)) == (0, 0), said
+    assert (status()["serves"], status()["ready"]) == (2, True)
 
 
 def asked(lab):
