@@ -46,7 +46,9 @@ def site(
 ) -> subprocess.CompletedProcess[str]:
     """A rollout of site.yml, or another playbook, as a person runs it."""
     command = ["ansible-playbook", *INVENTORIES, playbook, *arguments]
-    whole = {**os.environ, **(environment or {})}
+    # What is read here is read by a test; molecule asks for colours.
+    plain = {"ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
+    whole = {**os.environ, **plain, **(environment or {})}
     return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT, env=whole)
 
 
