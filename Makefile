@@ -147,7 +147,8 @@ bundle: tools ## what crosses the air gap for the demo and the tests, into .cach
 # The release to upgrade to, into the same bundle: 20 packages more than `make bundle`.
 .PHONY: bundle-upgrade
 bundle-upgrade: tools
-	ansible-playbook -i inventory/lab playbooks/bundle.yml -e '{"wheel_mirror_releases": ["0.31.0-cpu"]}'
+	ansible-playbook -i inventory/lab playbooks/bundle.yml \
+	  -e '{"wheel_mirror_releases": ["litellm-1.108.7-py311", "0.31.0-cpu"]}'
 
 .cache/bundle/manifest.json:
 	$(MAKE) --no-print-directory bundle
