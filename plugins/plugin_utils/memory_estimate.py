@@ -9,7 +9,7 @@ GPU's last gigabytes are decided by profiling on the host.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +18,24 @@ from .serve_catalogue import size
 
 GIB = 2**30
 
-# CUDA graphs come off the KV cache: 0.95 asked was 0.9124 effective on the reference node (96 GB, 256K context).
-GRAPH_SHARE = 0.95 - 0.9124
-# Outside vLLM's budget: CUDA context, NCCL, what graph capture needs for a moment. Of 96 GB, 0.98 leaves 1.9 GiB and
-# ran out there, 0.95 leaves 4.8 and did not; 0.93 of an L40S leaves 3.1 and does not.
+# CUDA graphs, where vLLM takes them off the KV cache. One GPU: 0.35 to 0.71 logged for models of 12 to 48 layers (H200,
+# 0.25.0). Several: 0.95 asked was 0.9124 effective on the reference node (8 GPUs of 95 GiB, 256K context).
+GRAPHS_GIB = 0.71
+GRAPHS_OF_SEVERAL_GPUS_GIB = (0.95 - 0.9124) * 95
+# CUDA's libraries and NCCL after the start, which profiling takes off too: 0.22 to 0.25 logged on one GPU.
+LIBRARIES_GIB = 0.25
+# cuBLAS's workspace on Hopper and later, of PyTorch's allocator (torch/cuda, CUBLAS_WORKSPACE_CONFIG).
+CUBLAS_BYTES = 32 * 2**20
+# Outside vLLM's budget: CUDA context (0.5 on an H200), graphs that are not taken off (0.5 to 1.0 there), NCCL. Of 96 GB
+# 0.98 leaves 1.9 GiB and ran out, 0.95 leaves 4.8 and did not; 0.93 of an L40S leaves 3.1 and does not.
 OUTSIDE_GIB = 2.5
-# vLLM's defaults where nothing is set (EngineArgs, 0.25 to 0.33).
+# vLLM's defaults where nothing is set: EngineArgs, and get_batch_defaults for its API server: sequences and tokens of a
+# batch on GPUs from 70 GiB on (but for the A100, which gets the smaller), and on others.
 UTILISATION = 0.92
-SEQUENCES = 256
-BATCHED_TOKENS = 8192
+LARGE_GPU_GIB = 70
+LARGE_BATCH, SMALL_BATCH = (1024, 8192), (256, 2048)
+# Tokens of a block of the KV cache (CacheConfig.DEFAULT_BLOCK_SIZE); sparse MLA takes 64, which changes no sum here.
+BLOCK = 16
 # What the estimate is not sure of, as a share of a GPU's memory: below it the verdict is `tight`.
 UNSURE_SHARE = 0.05
 
@@ -36,7 +45,17 @@ _LARGEST = 1e15
 # What the formulas read of a config.json: numbers from 1, or null. A file may hold anything.
 _NUMBERS = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "sliding_window"),
-    *("kv_lora_rank", "qk_rope_head_dim", "index_topk", "index_head_dim", "vocab_size", "intermediate_size"),
+    *(
+        "kv_lora_rank",
+        "qk_rope_head_dim",
+        "qk_nope_head_dim",
+        "v_head_dim",
+        "top_k_experts",
+        "index_topk",
+        "index_head_dim",
+        "vocab_size",
+        "intermediate_size",
+    ),
     *("moe_intermediate_size", "num_experts_per_tok", "max_position_embeddings", "full_attention_interval"),
     *("num_global_key_value_heads", "global_head_dim", "num_kv_shared_layers", "linear_num_key_heads"),
     *("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
@@ -49,8 +68,11 @@ class Demand:
     """What one GPU must hold, in bytes.
 
     Attributes:
+        activations: the peak of profiling, and what CUDA's libraries take.
+        graphs: CUDA graphs, as far as vLLM takes them off the KV cache.
         token: KV cache of one token of one sequence.
         sequence: what a sequence needs however long it is: states, windows.
+        context: KV cache of one sequence of full context, in whole blocks.
     """
 
     weights: float
@@ -59,6 +81,7 @@ class Demand:
     graphs: float
     token: float
     sequence: float
+    context: float
 
 
 @dataclass(frozen=True)
@@ -68,12 +91,13 @@ class Serving:
     Attributes:
         length: tokens of context.
         offload_gib: weights per GPU kept in the host's memory.
+        states: states that a sequence of a hybrid model has at a time.
     """
 
     length: int
     utilisation: float = UTILISATION
-    sequences: int = SEQUENCES
-    batched: int = BATCHED_TOKENS
+    sequences: int = SMALL_BATCH[0]
+    batched: int = SMALL_BATCH[1]
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
@@ -82,10 +106,12 @@ class Serving:
     cache_dtype: str = "auto"
     quantization: str = "None"
     offload_gib: float = 0.0
+    states: int = 2
 
 
-def serving_of(serve: Mapping[str, Any], model: Model) -> Serving:
-    """The arguments of a plan's ``serve`` with vLLM's defaults."""
+def serving_of(serve: Mapping[str, Any], model: Model, gpu_gib: float | None = None) -> Serving:
+    """The arguments of a plan's ``serve`` with vLLM's defaults on a GPU of that size."""
+    sequences, batched = LARGE_BATCH if gpu_gib and gpu_gib >= LARGE_GPU_GIB else SMALL_BATCH
 
     def number(flag: str, otherwise: int) -> int:
         found = size(serve.get(flag))
@@ -103,8 +129,8 @@ def serving_of(serve: Mapping[str, Any], model: Model) -> Serving:
     return Serving(
         length=length,
         utilisation=min(real("gpu-memory-utilization", UTILISATION), 1.0),
-        sequences=number("max-num-seqs", SEQUENCES),
-        batched=number("max-num-batched-tokens", BATCHED_TOKENS),
+        sequences=number("max-num-seqs", sequences),
+        batched=number("max-num-batched-tokens", batched),
         tensor=number("tensor-parallel-size", 1),
         pipeline=number("pipeline-parallel-size", 1),
         data=number("data-parallel-size", 1),
@@ -113,7 +139,16 @@ def serving_of(serve: Mapping[str, Any], model: Model) -> Serving:
         cache_dtype=str(serve.get("kv-cache-dtype", "auto")),
         quantization=str(serve.get("quantization")),
         offload_gib=real("cpu-offload-gb", 0.0),
+        # MambaSpec.max_memory_usage_bytes: with prefix caching (mode align) two, and one per speculated token. Its
+        # default for hybrid models is off in 0.25 and on in 0.28.
+        states=(1 if serve.get("enable-prefix-caching") is False else 2) + _guessed(serve.get("speculative-config")),
     )
+
+
+def _guessed(speculative: Any) -> int:
+    """Tokens that are speculated at a time; what is no number is a problem of the plan already."""
+    found = speculative.get("num_speculative_tokens") if isinstance(speculative, Mapping) else None
+    return found if isinstance(found, int) and 0 < found < _LARGEST else 0
 
 
 def wrong_number(model: Model) -> str | None:
@@ -169,54 +204,89 @@ def layer_kinds(model: Model) -> dict[str, int]:
 
 
 def demand(model: Model, serving: Serving, draft: Model | None = None) -> Demand:
-    """What one GPU must hold.
-
-    Sources: AttentionSpec, SlidingWindowSpec and MLAAttentionSpec in vllm/v1/kv_cache_interface.py,
-    MambaStateShapeCalculator.gated_delta_net_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py,
-    ModelConfig.get_num_kv_heads in vllm/config/model.py.
-    """
-    token, sequence = _cache(model, serving)
+    """What one GPU must hold."""
+    groups = list(_groups(model, serving))
     draft_weights = 0.0
     if draft is not None:
         draft_weights = (draft.weight_bytes or 0) / serving.tensor
-        own, fixed = _cache(draft, serving)
         if "kv_lora_rank" in draft.text or draft.text.get("num_kv_shared_layers") is None:
-            token, sequence = token + own, sequence + fixed
+            groups += _groups(draft, serving)
     return Demand(
         weights=max(weights_per_gpu(model, serving) - serving.offload_gib * GIB, 0.0),
         draft=draft_weights,
-        activations=activations(model, serving),
-        graphs=0.0 if serving.eager else GRAPH_SHARE,
-        token=token,
-        sequence=sequence,
+        activations=activations(model, serving) + LIBRARIES_GIB * GIB,
+        graphs=graphs(model, serving),
+        token=sum(group.layers * group.token for group in groups) / serving.pipeline,
+        sequence=sum(group.layers * group.fixed for group in groups) / serving.pipeline,
+        context=sum(group.layers * group.context(serving.length) for group in groups) / serving.pipeline,
     )
 
 
-def _cache(model: Model, serving: Serving) -> tuple[float, float]:
+@dataclass(frozen=True)
+class _Group:
+    """Layers that keep the same of a sequence, in bytes per layer.
+
+    Attributes:
+        layers: with those that vLLM adds so that its groups are of one size.
+        block: tokens that are kept together.
+        token: per token of the context.
+        fixed: however long the context is.
+    """
+
+    layers: int
+    token: float = 0.0
+    fixed: float = 0.0
+    block: int = BLOCK
+
+    def context(self, length: int) -> float:
+        return math.ceil(length / self.block) * self.block * self.token + self.fixed
+
+
+def _groups(model: Model, serving: Serving) -> Iterator[_Group]:
+    """The layers of a model as vLLM lays out their KV cache.
+
+    Sources: FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec and MambaSpec in vllm/v1/kv_cache_interface.py,
+    _get_kv_cache_groups_uniform_page_size in vllm/v1/core/kv_cache_utils.py, _align_hybrid_block_size in
+    vllm/platforms/interface.py, MambaStateShapeCalculator.gated_delta_net_state_shape in
+    vllm/model_executor/layers/mamba/mamba_utils.py, ModelConfig.get_num_kv_heads in vllm/config/model.py.
+    """
     text, kinds = model.text, layer_kinds(model)
     one = cache_bytes(model, serving.cache_dtype)
-    stages = serving.pipeline
-    token, sequence = 0.0, 0.0
+    layers = _padded([count for count in kinds.values() if count])
     heads = text.get("num_key_value_heads") or text.get("num_attention_heads") or 1
     width = text.get("head_dim") or (text.get("hidden_size") or 0) // (text.get("num_attention_heads") or 1)
     # Keys and values; a head is not split, so beyond the number of heads they are repeated on every GPU.
-    token += (
-        kinds["full"]
-        * 2
+    full = (
+        2
         * _share(_global(text, "num_global_key_value_heads", heads), serving.tensor)
         * _global(text, "global_head_dim", width)
         * one
     )
+    block = BLOCK
+    if kinds["gdn"]:
+        # A block of attention is made as large as a state, and states are padded to its size.
+        state = _gdn_state(model, serving.tensor)
+        block = BLOCK * math.ceil(state / (BLOCK * full)) if full else BLOCK
+        yield _Group(layers(kinds["gdn"]), fixed=serving.states * max(state, block * full))
+    if kinds["full"]:
+        yield _Group(layers(kinds["full"]), token=full, block=block)
     if kinds["sliding"]:
-        # A window keeps its tokens and those of the batch that is being computed, never more than the context.
+        # A window keeps its tokens and those of the batch that is being computed, never more than the context, and one
+        # block more, because it may begin inside of one.
         kept = min(int(text["sliding_window"]) - 1 + serving.batched, serving.length)
-        sequence += kinds["sliding"] * 2 * _share(heads, serving.tensor) * width * one * kept
+        token = 2 * _share(heads, serving.tensor) * width * one
+        yield _Group(layers(kinds["sliding"]), fixed=(math.ceil(kept / BLOCK) + 1) * BLOCK * token)
     if kinds["mla"]:
         # One latent vector and its rotated part for all heads: the same on every GPU of a tensor-parallel group.
-        token += kinds["mla"] * _mla_bytes(text, serving.cache_dtype, one)
-    if kinds["gdn"]:
-        sequence += kinds["gdn"] * _gdn_state(model, serving.tensor)
-    return token / stages, sequence / stages
+        yield _Group(kinds["mla"], token=_mla_bytes(text, serving.cache_dtype, one))
+
+
+def _padded(counts: list[int]) -> Callable[[int], int]:
+    """How many layers of a kind vLLM makes room for: groups of all kinds have one size, the last is filled up."""
+    size = min(counts, default=1)
+    if max(counts, default=1) < size * 1.5:
+        size = max(counts, default=1)
+    return lambda count: math.ceil(count / size) * size
 
 
 def _global(text: Mapping[str, Any], key: str, otherwise: int) -> int:
@@ -248,12 +318,21 @@ def _mla_bytes(text: Mapping[str, Any], cache_dtype: str, one: int) -> float:
 def _gdn_state(model: Model, tensor: int) -> float:
     """Bytes of the state of one sequence in one GDN layer: the convolution's last inputs, and a matrix per head."""
     text = model.text
-    key_heads, value_heads = int(text["linear_num_key_heads"]), int(text["linear_num_value_heads"])
+    value_heads = int(text["linear_num_value_heads"])
     key_width, value_width = int(text["linear_key_head_dim"]), int(text["linear_value_head_dim"])
-    channels = 2 * key_heads * key_width + value_heads * value_width
+    keys, values = _gdn_widths(text)
+    channels = 2 * keys + values
     convolution = channels / tensor * (int(text.get("linear_conv_kernel_dim") or 4) - 1) * model_bytes(model)
     own = _BYTES.get(str(text.get("mamba_ssm_dtype") or ""), model_bytes(model))
     return convolution + value_heads / tensor * value_width * key_width * own
+
+
+def _gdn_widths(text: Mapping[str, Any]) -> tuple[int, int]:
+    """Numbers in all keys, and in all values, of one token."""
+    return (
+        int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"]),
+        int(text["linear_num_value_heads"]) * int(text["linear_value_head_dim"]),
+    )
 
 
 def weights_per_gpu(model: Model, serving: Serving) -> float:
@@ -273,18 +352,60 @@ def weights_per_gpu(model: Model, serving: Serving) -> float:
 
 
 def activations(model: Model, serving: Serving) -> float:
-    """Bytes at the peak of profiling: one batch through a layer, and the logits of every sequence in float32.
+    """Bytes at the peak of profiling, when one full batch goes through the model and all sequences are sampled.
 
-    A layer holds its input, the residual, queries, keys and values, and the feed-forward's two halves (gate and up),
-    which tensor parallelism divides; of experts, those that a token visits.
+    The largest counts of what is there one after another: a layer, MLA's stand-in for a long prefill
+    (MLAAttention.forward_impl), sampling (TopKTopPSampler.forward_native), and while graphs are compiled the
+    benchmark of the kernel that reads the embeddings (inductor's benchmark_combo_kernel, with a table of its own).
+    Workspaces of experts stay (TritonExperts.workspace_shapes, of the unquantised kernels).
     """
-    text = model.text
-    hidden = int(text.get("hidden_size") or 0)
-    wide = int(text.get("moe_intermediate_size") or 0) * int(text.get("num_experts_per_tok") or 0)
-    wide = max(wide, int(text.get("intermediate_size") or 0))
-    batch = serving.batched * (4 * hidden + 3 * wide / serving.tensor) * model_bytes(model)
-    logits = 2 * serving.sequences * int(text.get("vocab_size") or 0) * 4
-    return batch + logits
+    text, one = model.text, model_bytes(model)
+    hidden, words = int(text.get("hidden_size") or 0), int(text.get("vocab_size") or 0)
+    batch = serving.batched * one
+    workspace, dense = 0, int(text.get("intermediate_size") or 0)
+    if "MoE" in model.families:
+        dense = 0
+        visited = int(text.get("num_experts_per_tok") or text.get("top_k_experts") or 1)
+        wide = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0)
+        wide //= 1 if serving.expert else serving.tensor
+        workspace = batch * visited * (max(wide, hidden) + max(2 * wide, hidden))
+    # Input, residual, attention's and the layer's output; of a feed-forward its two halves and their product, of a GDN
+    # layer its projection, that one in order, and what is normed.
+    inner = dense
+    if is_gdn(text):
+        inner = max(inner, 2 * sum(_gdn_widths(text)))
+    layer = batch * (4 * hidden + 3 * inner / serving.tensor)
+    peaks = [layer, serving.sequences * words * _sampled_bytes(model) + batch * hidden]
+    if text.get("kv_lora_rank"):
+        tokens = min(max(8 * serving.length, 4 * serving.sequences * BLOCK), 64 * 1024)
+        heads = _share(int(text.get("num_attention_heads") or 1), serving.tensor)
+        widths = int(text.get("qk_nope_head_dim") or 0) + int(text.get("v_head_dim") or 0)
+        peaks.append(batch * 4 * hidden + tokens * heads * widths * one)
+    if not serving.eager:
+        peaks.append(words / serving.tensor * hidden * one + 2 * batch * hidden - workspace)
+    return CUBLAS_BYTES + workspace + max(peaks)
+
+
+def _sampled_bytes(model: Model) -> int:
+    """Bytes per word and sequence: logits in 16 and 32 bits, in runner 1 also their probabilities and random draws."""
+    return 14 if _runner_1(model) else 6
+
+
+# Experts or not, vLLM 0.25 runs these with its runner 2 (DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES in vllm/config/vllm.py).
+_RUNNER_2 = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
+
+
+def _runner_1(model: Model) -> bool:
+    """Whether vLLM's first model runner serves it (VllmConfig.use_v2_model_runner)."""
+    families = model.families
+    return "hybrid" in families or ("MoE" in families and not _RUNNER_2.intersection(model.architectures))
+
+
+def graphs(model: Model, serving: Serving) -> float:
+    """Bytes of CUDA graphs that come off the KV cache: runner 2 leaves them outside of the budget."""
+    if serving.eager or not _runner_1(model):
+        return 0.0
+    return (GRAPHS_GIB if serving.tensor == 1 else GRAPHS_OF_SEVERAL_GPUS_GIB) * GIB
 
 
 # -- verdict ----------------------------------------------------------------------------------------------------------
@@ -292,8 +413,7 @@ def activations(model: Model, serving: Serving) -> float:
 
 def kv_cache_tokens(available: float, needed: Demand, length: int) -> int:
     """How many tokens ``available`` bytes of KV cache hold, as vLLM logs it: full-context sequences times context."""
-    per_sequence = needed.token * length + needed.sequence
-    return int(available / per_sequence * length) if per_sequence else 0
+    return int(available / needed.context * length) if needed.context else 0
 
 
 def estimate(
@@ -311,18 +431,19 @@ def estimate(
     for one in (model, draft):
         if one is not None and (wrong := wrong_number(one)) is not None:
             return {"verdict": "unknown", "source": f"{one.source}: {wrong}"}
-    serving = serving_of(serve, model)
+    serving = serving_of(serve, model, gpu_gib)
     needed = demand(model, serving, draft)
-    sequence_gib = (needed.token * serving.length + needed.sequence) / GIB
-    fixed = needed.weights + needed.draft + needed.activations
+    sequence_gib = needed.context / GIB
+    fixed = needed.weights + needed.draft + needed.activations + needed.graphs
     # What a GPU must have so that one sequence of full context fits.
-    least = (fixed / GIB + sequence_gib) / max(serving.utilisation - needed.graphs, 0.01)
+    least = (fixed / GIB + sequence_gib) / max(serving.utilisation, 0.01)
     found: dict[str, Any] = {
         "gpus": serving.tensor * serving.pipeline * serving.data,
         "gpu_memory_gib": gpu_gib,
         "weights_gib": round(needed.weights / GIB, 2),
         "draft_gib": round(needed.draft / GIB, 2),
         "activations_gib": round(needed.activations / GIB, 2),
+        "graphs_gib": round(needed.graphs / GIB, 2),
         "kv_bytes_per_token": round(needed.token),
         "state_bytes_per_sequence": round(needed.sequence),
         "full_context_gib": round(sequence_gib, 2),
@@ -334,7 +455,6 @@ def estimate(
     verdict, available = _judge(needed, serving, gpu_gib)
     sequences = max(available, 0.0) / GIB / sequence_gib if sequence_gib else 0.0
     found |= {
-        "graphs_gib": round(needed.graphs * gpu_gib, 2),
         "kv_cache_gib": round(max(available, 0.0) / GIB, 2),
         "full_context_sequences": round(sequences, 2),
         "verdict": verdict,
@@ -346,13 +466,12 @@ def estimate(
 
 def _judge(needed: Demand, serving: Serving, gpu_gib: float) -> tuple[str, float]:
     """The verdict, and the bytes left for the KV cache."""
-    budget = (serving.utilisation - needed.graphs) * gpu_gib * GIB
-    available = budget - needed.weights - needed.draft - needed.activations
-    sequence = needed.token * serving.length + needed.sequence
-    if available < sequence:
+    budget = serving.utilisation * gpu_gib * GIB
+    available = budget - needed.weights - needed.draft - needed.activations - needed.graphs
+    if available < needed.context:
         return "does not fit", available
     outside = (1 - serving.utilisation) * gpu_gib
-    sure = available - UNSURE_SHARE * gpu_gib * GIB >= sequence
+    sure = available - UNSURE_SHARE * gpu_gib * GIB >= needed.context
     return ("fits" if sure and outside >= OUTSIDE_GIB else "tight"), available
 
 

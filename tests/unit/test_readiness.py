@@ -108,14 +108,20 @@ def test_every_kind_of_request_is_asked_before_users_come(serve, main_process, t
     done = ready(serve(answer), main_process, tmp_path / "record")
     assert done.returncode == 0, done.stderr
     warmed = json.loads((tmp_path / "record").read_text())["warm_up"]
-    kinds = {"top-k", "seeded top-p", "log-probabilities", "structured output", "chat", "long prompt", "burst"}
-    assert set(warmed) == kinds
+    sampled = {"top-k", "seeded top-p", "log-probabilities", "penalties", "structured output"}
+    assert set(warmed) == sampled | {"chat", "streamed chat", "middle prompts", "long prompt", "burst"}
+    assert [content.get("stream", False) for path, content in asked if "chat" in path] == [False, True]
+    assert warmed.pop("streamed chat").startswith("skipped")
     assert warmed.pop("chat").startswith("skipped: /v1/chat/completions answers 400")
     assert all(isinstance(took, float) for took in warmed.values())
     (first, *rest) = (content for path, content in asked if path == "/v1/completions")
     assert first["temperature"] == 0, "readiness itself is one plain completion"
-    assert [len(content["prompt"]) for content in rest if isinstance(content["prompt"], list)] == [1024 - 8]
-    assert sum(content.keys() == {"model", "prompt", "max_tokens", "ignore_eos"} for content in rest) == 9
+    prompts = [content["prompt"] for content in rest if isinstance(content["prompt"], list)]
+    assert [len(prompt) for prompt in prompts] == [128, 256, 512, 1024 - 8], "no longer than a prompt may be"
+    assert len({prompt[0] for prompt in prompts}) == len(prompts), "none is found in the prefix cache"
+    plain = [content for content in rest if content.keys() == {"model", "prompt", "max_tokens", "ignore_eos"}]
+    assert len(plain) == len(prompts) + 8
+    assert [content["ignore_eos"] for content in rest if "response_format" in content] == [False]
     assert "chat skipped" in done.stdout, "the journal says what was left out"
 
 
