@@ -45,17 +45,8 @@ _LARGEST = 1e15
 # What the formulas read of a config.json: numbers from 1, or null. A file may hold anything.
 _NUMBERS = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "sliding_window"),
-    *(
-        "kv_lora_rank",
-        "qk_rope_head_dim",
-        "qk_nope_head_dim",
-        "v_head_dim",
-        "top_k_experts",
-        "index_topk",
-        "index_head_dim",
-        "vocab_size",
-        "intermediate_size",
-    ),
+    *("kv_lora_rank", "qk_rope_head_dim", "index_topk", "index_head_dim", "vocab_size", "intermediate_size"),
+    *("qk_nope_head_dim", "v_head_dim", "top_k_experts"),
     *("moe_intermediate_size", "num_experts_per_tok", "max_position_embeddings", "full_attention_interval"),
     *("num_global_key_value_heads", "global_head_dim", "num_kv_shared_layers", "linear_num_key_heads"),
     *("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
