@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -284,3 +285,52 @@ def differences(
         for name in ("serve.yaml", "environment", "release", "unit")
         if old[name] != new[name]
     ]
+
+
+def changed_names(before: tuple[Mapping[str, bytes], str], content: Content) -> str:
+    """What a generation on the host and the next one differ in, by names: never a value, which may be a secret.
+
+    Names of arguments, of environment variables and of the unit's settings, and the releases' ids; for a reason in one
+    line, such as ``serve max-num-seqs; release 0.28.0-cpu-1f3a9c2e -> 0.31.0-cpu-0badcafe``.
+    """
+    ids = [release.rstrip("/").rpartition("/")[2] for release in (before[1], content.release)]
+    files = [
+        {name: one.get(name, b"").decode(errors="replace") for name in MODES} for one in (before[0], content.files(0))
+    ]
+    parts = []
+    for title, name, read in (
+        ("serve", "serve.yaml", _argument_lines),
+        ("environment", "environment", read_environment),
+        ("unit", "unit", _setting_lines),
+    ):
+        was, will = (read(one[name]) for one in files)
+        if ids[0]:  # paths that hold the release's id follow from it
+            was = {key: value.replace(ids[0], ids[1]) for key, value in was.items()}
+        changed = sorted(key for key in {*was, *will} - {GENERATION_VARIABLE} if was.get(key) != will.get(key))
+        if changed:
+            parts.append(f"{title} {', '.join(changed)}")
+    if before[1] != content.release:
+        parts.append(f"release {ids[0] or 'none'} -> {ids[1]}")
+    return "; ".join(parts)
+
+
+def _argument_lines(text: str) -> dict[str, str]:
+    """Each argument of a serve.yaml as serve_config writes it, one a line, with its lines."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines():
+        if not line.startswith(": "):  # the value of a long key stands on a line of its own
+            key = line.removeprefix("? ").lstrip('"')
+            name = re.split('[=":]', key, maxsplit=1)[0].removeprefix("no-")
+        found[name] = found.get(name, "") + line + "\n"
+    return found
+
+
+def _setting_lines(text: str) -> dict[str, str]:
+    """Each setting of a unit with its lines; comments are none."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, mark, _value = line.partition("=")
+        if mark and not line.startswith("#"):
+            found[name] = found.get(name, "") + line + "\n"
+    return found

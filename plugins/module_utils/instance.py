@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .argument_check import check_arguments, remedy
 from .atomic import sync_directory, write_file
-from .generation import GENERATION_VARIABLE, Content, Generations, differences
+from .generation import GENERATION_VARIABLE, Content, Generations, changed_names, differences
 from .host_lock import HostLocked, host_lock
 from .systemd_environment import EnvironmentRefused, check_assignment, hidden
 from .systemd_unit import (
@@ -398,6 +398,10 @@ class Host:
         restart = ""
         if changed:
             restart = f"new generation {number}"
+            if current is not None:
+                # By names alone: this line goes into logs.
+                names = changed_names(generations.read(current), instance.content)
+                restart += f": {names or ', '.join(changed)}"
         elif state.active == "active" or state.starting:
             if served != str(current):
                 restart = f"it serves generation {served or 'unknown'}, not {current}"

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 from ansible_collections.onprem.vllm.plugins.module_utils.argument_check import remedy
-from ansible_collections.onprem.vllm.plugins.module_utils.generation import Content, Generations, differences
+from ansible_collections.onprem.vllm.plugins.module_utils.generation import (
+    Content,
+    Generations,
+    changed_names,
+    differences,
+)
 from ansible_collections.onprem.vllm.plugins.module_utils.instance import (
     MARK,
     InstancesRefused,
@@ -24,6 +29,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.instance import (
 )
 from ansible_collections.onprem.vllm.plugins.module_utils.systemd_environment import hidden
 from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import lines_that_matter
+from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_config import serve_config
 
 SECRET = "sk-0123456789"
 
@@ -69,6 +75,50 @@ def test_the_same_content_does_not_differ_and_any_edit_does(generations: Generat
         assert generations.differs(number, content()) == [name]
         path.write_bytes(before)
     assert generations.differs(number, content(release="/opt/vllm/releases/b")) == ["manifest.json", "release"]
+
+
+SERVE = {"model": "/models/x", "seed": 1, "enforce-eager": False, "middleware": ["a.b", "k" * 1500], "watermark": -0.5}
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({}, ""),
+        ({"serve": serve_config({**SERVE, "seed": 2})}, "serve seed"),
+        (
+            {"serve": serve_config({**SERVE, "enforce-eager": True, "max-num-seqs": 4})},
+            "serve enforce-eager, max-num-seqs",
+        ),
+        ({"serve": serve_config({**SERVE, "middleware": ["a.b", "k" * 1501]})}, "serve middleware"),
+        ({"serve": serve_config({**SERVE, "watermark": -0.25})}, "serve watermark"),
+        ({"secrets": {"VLLM_API_KEY": f"{SECRET}-new"}}, "environment VLLM_API_KEY"),
+        ({"secrets": {}}, "environment VLLM_API_KEY"),
+        ({"environment": {"HOME": "/a/0.28.0-cpu-1f3a9c2e", "OMP_NUM_THREADS": "2"}}, "environment OMP_NUM_THREADS"),
+        (
+            {"environment": {"HOME": "/a/0.31.0-cpu-0badcafe"}, "release": "/opt/vllm/releases/0.31.0-cpu-0badcafe"},
+            "release 0.28.0-cpu-1f3a9c2e -> 0.31.0-cpu-0badcafe",
+        ),
+        ({"unit": f"{MARK}\n[Service]\nLimitNOFILE=5\n"}, "unit LimitNOFILE"),
+        ({"unit": f"{MARK}\n[Service]\n# other words\n"}, ""),
+    ],
+)
+def test_what_differs_is_named_and_no_value_shown(
+    generations: Generations, changed: dict[str, Any], names: str
+) -> None:
+    release = "0.28.0-cpu-1f3a9c2e"
+    base = {
+        "serve": serve_config(SERVE),
+        "environment": {"HOME": f"/a/{release}"},
+        "release": f"/opt/vllm/releases/{release}",
+    }
+    number = generations.write(content(**base))
+    found = changed_names(generations.read(number), content(**{**base, **changed}))
+    assert found == names
+    assert SECRET not in found
+
+
+def test_what_differs_of_a_generation_that_lost_its_files_is_named_too() -> None:
+    assert changed_names(({}, ""), content()) == "serve model; environment HOME, VLLM_API_KEY; release none -> a"
 
 
 def test_activating_moves_one_link_and_survives_a_lost_directory(generations: Generations) -> None:
