@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_proxy import with_routes
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_report import plan_table as table
 
 
-def plan_table(plans: Iterable[Mapping[str, Any]]) -> str:
-    """Each value of each plan on a line of its own, with its origin."""
+def plan_table(plans: Iterable[Mapping[str, Any]], routes: Mapping[str, Any] | None = None) -> str:
+    """Each value of each plan on a line of its own, with its origin; ``routes`` are the proxy's."""
     if isinstance(plans, (str, Mapping)):
         raise AnsibleFilterError("onprem.vllm.plan_table takes a list of plans")
-    return "\n\n".join(table(plan) for plan in plans)
+    return "\n\n".join(table(plan) for plan in with_routes(plans, routes))
 
 
 class FilterModule:

@@ -28,6 +28,7 @@ from .plan_conflicts import (
 )
 from .plan_layers import Branch, Layer, Leaf, layer, leaves, merge_all, resolve
 from .plan_models import ModelShelf
+from .plan_proxy import proxy_part
 from .probes import PROBES, is_probe, probes_of, settings_without_toolchain
 from .profile import Profile, load_profiles
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
@@ -164,6 +165,7 @@ class _Composition:
             "mirror": mirror,
             "service": {"user": self.value("vllm_service_user"), "group": self.value("vllm_service_group")},
             "unit": self._unit() if "vllm" in self.groups else {},
+            "proxy": self._proxy() if "proxy" in self.groups else {},
             "paths": {"releases": self.releases_root, "models": self.models_root, "caches": self.caches_root},
             "uv": self._uv(releases),
             "releases": [release.as_plan() for release in releases],
@@ -378,33 +380,47 @@ class _Composition:
 
     def _base(self, instance: str, release: Release | None) -> Layer:
         """The lowest layer: what every instance has, from paths and limits."""
-        serve = {"shutdown-timeout": self.value("vllm_service_shutdown_timeout_s")}
+        serve = layer(
+            {"serve": {"shutdown-timeout": self.value("vllm_service_shutdown_timeout_s")}},
+            self._derived("vllm_service_shutdown_timeout_s"),
+        )
         if release is None:
-            return layer({"serve": serve}, "collection")
+            return serve
         caches = self.caches_root
         own = f"{caches}/vllm/{instance}/{release.id}"
         programs = f"{self.releases_root}/{release.id}/bin"
-        ready_s = max(self.value("vllm_service_start_timeout_s") - READINESS_RESERVE_S, 1)
+        ready_s = self.value("vllm_service_start_timeout_s") - READINESS_RESERVE_S
         cuda = [] if release.variant == "cpu" else [CUDA_BIN]
+        # Each by what it comes from, for whoever asks why it is so.
         environment = {
             # <release>/bin first: FlashInfer runs a bare `ninja`, which is there and nowhere else.
-            "PATH": ":".join([programs, *cuda, SYSTEM_PATH]),
-            "HOME": own,
-            "XDG_CACHE_HOME": f"{own}/xdg",
-            "VLLM_CACHE_ROOT": own,
-            # FlashInfer heeds neither XDG_CACHE_HOME nor the others: it takes this or HOME.
-            "FLASHINFER_WORKSPACE_BASE": f"{caches}/flashinfer/{release.id}",
-            "TRITON_CACHE_DIR": f"{caches}/triton/{release.id}",
-            "TORCHINDUCTOR_CACHE_DIR": f"{caches}/torchinductor/{release.id}",
-            "CUDA_CACHE_PATH": f"{caches}/nv/{release.id}",
-            "HF_HOME": f"{caches}/huggingface/{release.id}",
-            "VLLM_ENGINE_READY_TIMEOUT_S": str(ready_s),
-            # An instance lives on one host. Without this torch's store listens on the address that a route to the
-            # internet would have, which is a wrong one or none in an air gap.
-            "VLLM_HOST_IP": "127.0.0.1",
-            **OFFLINE,
+            f"{self._derived('uv_venv_root')}, release": {"PATH": ":".join([programs, *cuda, SYSTEM_PATH])},
+            f"{self._derived('cache_dirs_root')}, release": {
+                "HOME": own,
+                "XDG_CACHE_HOME": f"{own}/xdg",
+                "VLLM_CACHE_ROOT": own,
+                # FlashInfer heeds neither XDG_CACHE_HOME nor the others: it takes this or HOME.
+                "FLASHINFER_WORKSPACE_BASE": f"{caches}/flashinfer/{release.id}",
+                "TRITON_CACHE_DIR": f"{caches}/triton/{release.id}",
+                "TORCHINDUCTOR_CACHE_DIR": f"{caches}/torchinductor/{release.id}",
+                "CUDA_CACHE_PATH": f"{caches}/nv/{release.id}",
+                "HF_HOME": f"{caches}/huggingface/{release.id}",
+            },
+            f"{self._derived('vllm_service_start_timeout_s')} less {READINESS_RESERVE_S} s": {
+                "VLLM_ENGINE_READY_TIMEOUT_S": str(ready_s)
+            },
+            "collection": {
+                # An instance lives on one host. Without this torch's store listens on the address that a route to the
+                # internet would have, which is a wrong one or none in an air gap.
+                "VLLM_HOST_IP": "127.0.0.1",
+                **OFFLINE,
+            },
         }
-        return layer({"environment": environment, "serve": serve}, "collection")
+        return merge_all(serve, *(layer({"environment": names}, origin) for origin, names in environment.items()))
+
+    def _derived(self, name: str) -> str:
+        """The origin of what follows from a variable."""
+        return f"from {name}" if name in self.set else f"from {name} (default)"
 
     def _check_fit(self, where: str, profile: Profile, release: Release) -> None:
         carried = [chosen.patch.name for chosen in release.patches.apply]
@@ -631,10 +647,10 @@ class _Composition:
         if f"{where}.serve" not in self.removed and (
             not isinstance(shutdown_s, int) or isinstance(shutdown_s, bool) or not 0 <= shutdown_s < stop_s
         ):
-            origin = origins.get(("serve", "shutdown-timeout"))
+            origin = origins.get(("serve", "shutdown-timeout"), "")
             place = self._setting(where, ("serve", "shutdown-timeout"), origins)
             self._wrong(
-                "vllm_service_shutdown_timeout_s" if origin == "collection" else place,
+                "vllm_service_shutdown_timeout_s" if origin.startswith("from ") else place,
                 f"is {shutdown_s}, not below the stop limit of {stop_s} s: requests in flight would be killed",
                 "Lower it, or raise vllm_service_stop_timeout_s.",
             )
@@ -981,6 +997,12 @@ class _Composition:
         for key, name in settings.items():
             self.origins[f"unit.{key}"] = name if name in self.set else "default"
         return {key: self.value(name) for key, name in sorted(settings.items())}
+
+    def _proxy(self) -> dict[str, Any]:
+        """What the proxy will be, without its keys."""
+        part, origins = proxy_part(self.value, self.set)
+        self.origins |= origins
+        return part
 
     def _ssh(self) -> dict[str, Any]:
         """Who may reach SSH once the firewall stands; port null is the one that the connection came in on."""

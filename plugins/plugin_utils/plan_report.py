@@ -59,11 +59,15 @@ def plan_table(plan: Mapping[str, Any]) -> str:
     """The values of a plan, one a line: path, where the value comes from, value."""
     origins = plan["origins"]
     rows: list[tuple[str, str, str]] = []
-    for part in ("roles", "mirror", "service", "unit", "paths", "uv", "releases", "models"):
-        shown = [_by_names(release) for release in plan[part]] if part == "releases" else plan.get(part) or {}
+    for part in ("roles", "mirror", "service", "unit", "proxy", "paths", "uv", "releases", "models"):
+        shown: Any = plan.get(part) or {}
+        if part == "releases":
+            shown = [_by_names(release) for release in shown]
+        elif part == "proxy":
+            shown = {key: _named(value) for key, value in shown.items()}
         for path, value in leaves(_named(shown), (part,)):
-            if path != ("unit",):  # a host without instances has none
-                rows.append((".".join(path), origins.get(".".join(path), ""), _short(value)))
+            if path not in (("unit",), ("proxy",)):  # a host without instances, or that is none, has none
+                rows.append((".".join(path), _origin(origins, path), _short(value)))
     rows.extend((f"packages.{package['name']}", "", package["for"]) for package in plan["packages"])
     for port in plan["firewall"]["ports"]:
         networks = ", ".join(port["networks"]) or "nobody"
@@ -85,6 +89,12 @@ def plan_table(plan: Mapping[str, Any]) -> str:
     return "\n".join(
         [plan["host"], *(f"  {path:<{first}}  {origin:<{second}}  {value}" for path, origin, value in rows)]
     )
+
+
+def _origin(origins: Mapping[str, str], path: tuple[str, ...]) -> str:
+    """The origin of a value, or of the list that it stands in."""
+    found = (origins.get(".".join(path[:length])) for length in range(len(path), 1, -1))
+    return next(filter(None, found), "")
 
 
 def _estimate(found: Mapping[str, Any]) -> str:

@@ -49,8 +49,8 @@ def compose_routes(
         proxies: the address of each proxy host.
 
     Returns:
-        ``host`` (for reports), ``models`` and ``problems``. The plans' own problems are not among them, and have to be
-        looked at first: an instance that cannot be planned is missing in the routes.
+        ``host`` (for reports), ``addresses`` (of the proxies), ``models`` and ``problems``. The plans' own problems are
+        not among them, and have to be looked at first: an instance that cannot be planned is missing in the routes.
     """
     problems: list[Problem] = []
     models: dict[str, dict[str, Any]] = {}
@@ -85,7 +85,12 @@ def compose_routes(
             )
     if proxies and not models and not any(plan["problems"] for plan in plans.values()):
         problems.append(problem("vllm_instances", "no host has any: the proxy would serve nothing", "Define some."))
-    return {"host": "the proxy's routes", "models": [models[name] for name in sorted(models)], "problems": problems}
+    return {
+        "host": "the proxy's routes",
+        "addresses": dict(proxies),
+        "models": [models[name] for name in sorted(models)],
+        "problems": problems,
+    }
 
 
 def route_keys(plans: Mapping[str, Mapping[str, Any]], secrets: Secrets) -> dict[str, str]:

@@ -153,7 +153,7 @@ def test_precedence_and_origins() -> None:
     assert origins["instances.glm.serve.max-model-len"] == "vllm_group_overrides"
     assert origins["instances.glm.serve.max-num-batched-tokens"] == "profile tiny-cpu"
     assert origins["instances.glm.release"] == "vllm_group_overrides"
-    assert origins["instances.glm.serve.shutdown-timeout"] == "collection"
+    assert origins["instances.glm.serve.shutdown-timeout"] == "from vllm_service_shutdown_timeout_s (default)"
     assert origins["instances.glm.serve.port"] == "instance glm"
 
 
@@ -466,6 +466,27 @@ def test_no_number_crashes_the_estimate_and_none_of_its_own_is_odd(config: dict,
     [found] = made["estimates"] or [{"verdict": "unknown"}]
     assert found["verdict"] in ("fits", "tight", "does not fit", "unknown")
     json.dumps(made["estimates"], allow_nan=False)
+
+
+def test_the_origin_of_what_follows_from_a_variable_names_it() -> None:
+    origins = plan()["origins"]
+    environment = "instances.glm.environment."
+    assert (
+        origins[f"{environment}VLLM_ENGINE_READY_TIMEOUT_S"] == "from vllm_service_start_timeout_s (default) less 60 s"
+    )
+    assert origins[f"{environment}PATH"] == "from uv_venv_root (default), release"
+    assert origins[f"{environment}HF_HOME"] == "from cache_dirs_root (default), release"
+    assert origins[f"{environment}HF_HUB_OFFLINE"] == "collection"
+    made = plan(vllm_service_start_timeout_s=600, vllm_service_shutdown_timeout_s=5, cache_dirs_root="/fast/cache")
+    origins = made["origins"]
+    assert origins[f"{environment}VLLM_ENGINE_READY_TIMEOUT_S"] == "from vllm_service_start_timeout_s less 60 s"
+    assert made["instances"][0]["environment"]["VLLM_ENGINE_READY_TIMEOUT_S"] == "540"
+    assert origins["instances.glm.serve.shutdown-timeout"] == "from vllm_service_shutdown_timeout_s"
+    assert origins[f"{environment}HOME"] == "from cache_dirs_root, release"
+    own = instance(environment={"VLLM_ENGINE_READY_TIMEOUT_S": "7"}, serve={"shutdown-timeout": 1})
+    origins = plan(**own)["origins"]
+    assert origins[f"{environment}VLLM_ENGINE_READY_TIMEOUT_S"] == "instance glm"
+    assert origins["instances.glm.serve.shutdown-timeout"] == "instance glm"
 
 
 # -- toolchain and probes ------------------------------------------------------------------------------------------

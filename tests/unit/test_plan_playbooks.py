@@ -50,6 +50,21 @@ def test_an_upgrade_of_a_mirror_alone_is_one_without_batches(tmp_path: Path) -> 
     assert done.stdout.index("PLAY [Serve]") < done.stdout.index("PLAY RECAP")
 
 
+def test_an_answer_is_json_alone_and_what_is_wrong_goes_elsewhere() -> None:
+    query = json.dumps({"plan_query": "[].{host: host, to: proxy.routes}"})
+    arguments = ("-i", "inventory/example", "playbooks/plan.yml", "-e", query)
+    done = ansible_playbook(*arguments, ANSIBLE_STDOUT_CALLBACK="onprem.vllm.answer", LITELLM_MASTER_KEY="x" * 24)
+    assert done.returncode == 0, done.stderr
+    answer = {found["host"]: found["to"] for found in json.loads(done.stdout)}
+    assert [route["name"] for route in answer["proxy1"]] == ["gemma-4-26b", "glm-5.2"]
+    assert answer["gpu1"] is None
+    arguments = (*arguments, "-e", "vllm_release=no-such")
+    done = ansible_playbook(*arguments, ANSIBLE_STDOUT_CALLBACK="onprem.vllm.answer", LITELLM_MASTER_KEY="x" * 24)
+    assert done.returncode != 0
+    json.loads(done.stdout)
+    assert "there is no release 'no-such'" in done.stderr
+
+
 def test_teardown_knows_every_directory_and_account_that_it_removes() -> None:
     text = Path(PLAYBOOKS / "teardown.yml").read_text(encoding="utf-8")
     [wrong] = [task["vars"]["wrong"] for task in yaml.safe_load(text)[0]["tasks"] if "vars" in task]
