@@ -4,14 +4,6 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
-
-from ansible.plugins.callback import CallbackBase
-
-if TYPE_CHECKING:
-    from ansible.executor.task_result import CallbackTaskResult
-
 DOCUMENTATION = r"""
 name: answer
 type: stdout
@@ -32,6 +24,14 @@ EXAMPLES = r"""
 - name: Answers alone
   community.general.ini_file: {path: ansible.cfg, section: defaults, option: stdout_callback, value: onprem.vllm.answer}
 """
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ansible.plugins.callback import CallbackBase
+
+if TYPE_CHECKING:
+    from ansible.executor.task_result import CallbackTaskResult
 
 
 class CallbackModule(CallbackBase):

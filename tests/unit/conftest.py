@@ -8,6 +8,6 @@ has a time limit: the machine is shared.
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("same", derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("search", settings.get_profile("same"), derandomize=False, print_blob=True)
 settings.load_profile("same")
