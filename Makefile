@@ -158,6 +158,7 @@ bench: tools bundle ## figures and ratios: bundle against pip, release against c
 	python tests/bench/bundle.py
 	python tests/bench/release.py --pip
 	python tests/bench/site.py
+	PYTHONPATH=.collections python tests/bench/plan.py
 	PYTHONPATH=.collections python tests/bench/preflight.py
 
 .PHONY: clean-hosts
