@@ -109,7 +109,7 @@ def test_every_kind_of_request_is_asked_before_users_come(serve, main_process, t
     assert done.returncode == 0, done.stderr
     warmed = json.loads((tmp_path / "record").read_text())["warm_up"]
     sampled = {"top-k", "seeded top-p", "log-probabilities", "penalties", "structured output"}
-    assert set(warmed) == sampled | {"chat", "streamed chat", "middle prompts", "long prompt", "burst"}
+    assert set(warmed) == sampled | {"chat", "streamed chat", "prompt sizes", "long prompt", "burst"}
     assert [content.get("stream", False) for path, content in asked if "chat" in path] == [False, True]
     assert warmed.pop("streamed chat").startswith("skipped")
     assert warmed.pop("chat").startswith("skipped: /v1/chat/completions answers 400")
@@ -117,7 +117,7 @@ def test_every_kind_of_request_is_asked_before_users_come(serve, main_process, t
     (first, *rest) = (content for path, content in asked if path == "/v1/completions")
     assert first["temperature"] == 0, "readiness itself is one plain completion"
     prompts = [content["prompt"] for content in rest if isinstance(content["prompt"], list)]
-    assert [len(prompt) for prompt in prompts] == [128, 256, 512, 1024 - 8], "no longer than a prompt may be"
+    assert [len(prompt) for prompt in prompts] == [127, 128, 255, 256, 511, 512, 1016], "no longer than one may be"
     assert len({prompt[0] for prompt in prompts}) == len(prompts), "none is found in the prefix cache"
     plain = [content for content in rest if content.keys() == {"model", "prompt", "max_tokens", "ignore_eos"}]
     assert len(plain) == len(prompts) + 8
