@@ -133,9 +133,12 @@ def refused(version: str, flag: str, value: Any) -> Finding | None:
     for option, words in spoken:
         owner = _names(version).get(option)
         if owner is None:
+            # argparse takes a beginning for the whole where only one name begins so: another argument would change.
+            whole = [name for name in _names(version) if name.startswith(option)]
+            other = f": it would be read as short for {whole[0]}" if len(whole) == 1 else ""
             return Finding(
                 flag,
-                f"is {_shown(value)}, and has no negative form in vLLM {version}",
+                f"is {_shown(value)}, and has no negative form in vLLM {version}{other}",
                 "Remove it (null): it is off without it.",
                 source=_source(version),
             )

@@ -129,6 +129,7 @@ def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[st
     @example(("lora-modules", [{"name": "a"}]))
     @example(("tensor-parallel-size", "8"))
     @example(("max-model-len", "256K"))
+    @example(("long-prefill-token-threshold", False))
     def judge(given_: tuple[str, Any]) -> None:
         flag, value = given_
         mine = refused(version, flag, value)
@@ -141,6 +142,9 @@ def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[st
         theirs = answer.get("refused")
         if theirs is None and answer["read"]["model_tag"] is not None:
             theirs = "a word was left over, and became the model's name"
+        if mine is not None and "read as short for" in mine.what:
+            assert theirs is None  # and another argument has changed
+            return
         if theirs is not None and mine is None and _built(version, flag, value):
             return
         seen["taken" if theirs is None else "refused"] += 1
