@@ -1,5 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# pylint: disable=ansible-bad-function  # this logic runs without an AnsibleModule and its run_command
 """A share of a model's requests for an instance that just changed, and a verdict by what the proxy's log says of it.
 
 The instance is out of the routes, and stays so: HAProxy picks it for the share alone (``use-server`` in haproxy.cfg).
