@@ -278,12 +278,23 @@ def _lora_problem(spec: Mapping[str, Any], word: str) -> tuple[str, str] | None:
     return _fields_problem(spec, module)
 
 
+def _written_out(word: str) -> str:
+    """JSON with sizes such as 80m outside of its texts as numbers (vllm/engine/arg_utils.py, 0.25.0 to 0.33.0).
+
+    Raises:
+        ValueError: one of them is no size, such as 1.5K.
+    """
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', word)
+    size_word = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
+    parts[::2] = [size_word.sub(lambda found: str(_size(found.group())), part) for part in parts[::2]]
+    return "".join(parts)
+
+
 def _object_problem(spec: Mapping[str, Any], word: str) -> tuple[str, str] | None:
     try:
-        value = json.loads(word)
+        value = json.loads(_written_out(word))
     except ValueError:
-        # vLLM writes out sizes such as 1k in it before it reads it as JSON; that is too rare to repeat here.
-        return None if re.search(r"\d[kKmMgGtT]\b", word) else ("it is no map", _wanted(spec))
+        return "it is no map", _wanted(spec)
     if not isinstance(value, dict):
         return "it is no map", _wanted(spec)
     return _fields_problem(spec, value)

@@ -130,6 +130,9 @@ def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[st
     @example(("tensor-parallel-size", "8"))
     @example(("max-model-len", "256K"))
     @example(("long-prefill-token-threshold", False))
+    @example(("compilation-config", "256K"))
+    @example(("compilation-config", '{"max_cudagraph_capture_size": 1.5K}'))
+    @example(("compilation-config", '{"max_cudagraph_capture_size": 1k}'))
     def judge(given_: tuple[str, Any]) -> None:
         flag, value = given_
         mine = refused(version, flag, value)
