@@ -44,9 +44,8 @@ def back(lab, name: str) -> None:
 
 def test_a_change_of_the_proxy_loses_no_request_and_limit_keeps_all_instances(lab):
     with proxy.load() as requests:
-        done = play(
-            "site", "--limit", "proxy", "-e", "litellm_proxy_memory_max=3G", "-e", "litellm_proxy_renew_days=398"
-        )
+        changed = {"litellm_proxy_memory_max": "3G", "litellm_proxy_names": ["proxy1", "another.example"]}
+        done = play("site", "--limit", "proxy", "-e", json.dumps(changed))
         assert done.returncode == 0, done.stdout
     assert "changed=1" in done.stdout
     assert proxy.failed(requests) == []
@@ -73,9 +72,10 @@ def test_an_upgrade_loses_no_request(lab, at):
 
 
 def test_an_upgrade_that_does_not_get_ready_loses_no_request_and_what_came_back_gets_some(lab):
-    """Too little time to start stands for it; the generation before has its own limit."""
+    """Layers that the model does not have: missed when its weights are loaded."""
+    wrong = {"vllm_group_overrides": {"serve": {"hf-overrides": {"num_hidden_layers": 64}}}}
     with proxy.load() as requests:
-        done = play("upgrade", "--limit", "glm1", "-e", "vllm_service_start_timeout_s=5")
+        done = play("upgrade", "--limit", "glm1", "-e", json.dumps(wrong))
         assert done.returncode != 0
     assert "was brought back and serves" in done.stdout
     assert proxy.failed(requests) == []
