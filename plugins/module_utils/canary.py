@@ -32,6 +32,10 @@ LINE = re.compile(
 )
 
 
+class CanaryUnseen(RuntimeError):
+    """HAProxy's log cannot be read, so nothing can be said; the message holds what journalctl said."""
+
+
 class CanaryWorse(RuntimeError):
     """An instance answers worse than the others of its model; the message says by how much."""
 
@@ -73,9 +77,16 @@ class Answers:
 
 
 def journal(since: float) -> str:
-    """What HAProxy logged since a time, in seconds of the epoch."""
+    """What HAProxy logged since a time, in seconds of the epoch.
+
+    Raises:
+        CanaryUnseen: journalctl failed. Without its lines a canary that fails would pass as one that nobody asked.
+    """
     command = ["journalctl", "--unit", UNIT, "--since", f"@{since:.0f}", "--output", "cat", "--quiet", "--no-pager"]
-    return subprocess.run(command, check=False, capture_output=True, text=True, errors="replace").stdout
+    done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise CanaryUnseen(f"The log of {UNIT} cannot be read: {done.stderr.strip() or done.returncode}")
+    return done.stdout
 
 
 def tried(
@@ -91,6 +102,7 @@ def tried(
 
     Raises:
         CanaryWorse: one failed more, took longer, or went down.
+        CanaryUnseen: HAProxy's log cannot be read.
         SocketError: HAProxy does not answer.
     """
     canaries = _canaries(names, path)

@@ -68,7 +68,7 @@ answers:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.canary import CanaryWorse, Thresholds, tried
+from ..module_utils.canary import CanaryUnseen, CanaryWorse, Thresholds, tried
 from ..module_utils.drain import SOCKET
 from ..module_utils.haproxy_socket import SocketError
 
@@ -93,7 +93,7 @@ def main() -> None:
     )
     try:
         answers = tried(given["servers"], thresholds)
-    except (CanaryWorse, SocketError) as error:
+    except (CanaryWorse, CanaryUnseen, SocketError) as error:
         module.fail_json(msg=str(error))
     for line in answers:
         if line.endswith("decide nothing."):

@@ -5,7 +5,13 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.onprem.vllm.plugins.module_utils.canary import CanaryWorse, Thresholds, read_answers, tried
+from ansible_collections.onprem.vllm.plugins.module_utils.canary import (
+    CanaryUnseen,
+    CanaryWorse,
+    Thresholds,
+    read_answers,
+    tried,
+)
 from ansible_collections.onprem.vllm.plugins.plugin_utils.canaries import canaries
 
 from .test_drain import HAProxy, running
@@ -92,6 +98,17 @@ def test_one_without_others_that_are_up_is_not_tried_and_of_two_of_a_model_one(t
         haproxy.status.update(b="DRAIN", c="UP")
         assert len(tried(["a", "b"], BRIEF, path=path, log=log())) == 1
     assert [one for one in haproxy.orders if one.startswith("add")] == [f"add map {MAP} a 10"]
+
+
+def test_a_log_that_cannot_be_read_is_no_pass(tmp_path, monkeypatch):
+    program = tmp_path / "journalctl"
+    program.write_text("#!/bin/sh\necho no journal here >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    haproxy = HAProxy(a="DRAIN", b="UP")
+    with running(haproxy, tmp_path / "s") as path, pytest.raises(CanaryUnseen, match="no journal here"):
+        tried(["a"], BRIEF, path=path)
+    assert haproxy.orders[-1] == f"clear map {MAP}"
 
 
 def test_one_that_goes_down_is_worse(tmp_path):
