@@ -176,7 +176,7 @@ removed:
   type: list
   elements: str
 interrupted:
-  description: Names of the instances that ran, and were restarted or removed, or in check mode would be.
+  description: Names of the instances that were removed, or ran and were restarted; in check mode, that would be.
   returned: always
   type: list
   elements: str

@@ -15,7 +15,7 @@ os.environ.update(VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what vLLM prints on the way is no answer
 
-import pydantic  # noqa: E402
+import pydantic  # noqa: E402 - after the lines above, or what vLLM prints as it is imported would be an answer
 from vllm.entrypoints.cli.serve import cmd_init  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 
