@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Where this is set, every start of Ansible and of vLLM's parser compiles their modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 LAB := .venv/bin/python tests/lab/lab.py
 
 .PHONY: help
