@@ -9,6 +9,7 @@ up there as well (ufw through iptables-nft), so the kernel's own rules answer fo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from .host_probe_command import run, text_of
 
 Facts = dict[str, Any]
 
-OWN_TABLE = ("inet", "vllm")
+# The firewall's, and those that keep an instance's port to itself while it warms up (readiness.py of vllm_service).
+OWN_TABLE = re.compile(r"vllm(_warming_[0-9]+)?")
 ACCEPT, CUT, NEXT = "accept", "cut", "next"
 # Matches of iptables whose inside nft does not show. With these alone, nobody accepts new connections to a service.
 _NOT_FOR_NEW = {"conntrack", "state", "addrtype", "pkttype", "rt"}
@@ -75,7 +77,7 @@ def cut_ports(ruleset: Facts, ports: Iterable[int]) -> dict[int, str]:
     for port in ports:
         for chain in ruleset["hooks"]:
             family, table, name = chain["family"], chain["table"], chain["name"]
-            if family not in ("ip", "inet") or (family, table) == OWN_TABLE:
+            if family not in ("ip", "inet") or (family == "inet" and OWN_TABLE.fullmatch(table)):
                 continue
             verdict = _walk(ruleset, (family, table, name), port, 0)
             if verdict == CUT or (verdict == NEXT and chain.get("policy") == "drop"):

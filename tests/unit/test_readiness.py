@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.server
 import json
 import os
@@ -19,6 +20,12 @@ import pytest
 
 READINESS = Path(__file__).resolve().parents[2] / "roles/vllm_service/files/readiness.py"
 Answer = Callable[[str, dict[str, Any], dict[str, str]], tuple[int, dict[str, Any]]]
+VLLM = Path(__file__).resolve().parents[2] / ".cache/vllm-0.28.0/bin/python"
+READ = """
+import sys, PIL.Image
+image = PIL.Image.open(sys.stdin.buffer)
+print(image.format, image.getcolors())
+"""
 WORKING = {"model": "tiny", "choices": [{"text": " Paris"}]}
 
 
@@ -109,10 +116,16 @@ def test_every_kind_of_request_is_asked_before_users_come(serve, main_process, t
     assert done.returncode == 0, done.stderr
     warmed = json.loads((tmp_path / "record").read_text())["warm_up"]
     sampled = {"top-k", "seeded top-p", "log-probabilities", "penalties", "structured output"}
-    assert set(warmed) == sampled | {"chat", "streamed chat", "prompt sizes", "long prompt", "burst"}
-    assert [content.get("stream", False) for path, content in asked if "chat" in path] == [False, True]
-    assert warmed.pop("streamed chat").startswith("skipped")
-    assert warmed.pop("chat").startswith("skipped: /v1/chat/completions answers 400")
+    chats = {"chat", "streamed chat", "tool call", "image"}
+    assert set(warmed) == sampled | chats | {"prompt sizes", "long prompt", "burst"}
+    plain, streamed, tools, image = (content for path, content in asked if "chat" in path)
+    assert ("stream" in plain, streamed["stream"], tools["tools"][0]["type"]) == (False, True, "function")
+    (picture,) = (part["image_url"]["url"] for part in image["messages"][0]["content"] if part["type"] == "image_url")
+    head, _unused, data = picture.partition(",")
+    read = subprocess.run([VLLM, "-c", READ], input=base64.b64decode(data), capture_output=True, check=True)
+    assert (head, read.stdout) == ("data:image/png;base64", b"PNG [(200704, (128, 128, 128))]\n")
+    for kind in chats:
+        assert warmed.pop(kind).startswith("skipped: /v1/chat/completions answers 400")
     assert all(isinstance(took, float) for took in warmed.values())
     (first, *rest) = (content for path, content in asked if path == "/v1/completions")
     assert first["temperature"] == 0, "readiness itself is one plain completion"
@@ -257,6 +270,49 @@ def test_gpus_that_do_not_come_are_told(tmp_path: Path, wanted: str, text: str, 
 def test_a_driver_that_is_not_installed_is_told() -> None:
     done = step("devices", "1", ONPREM_VLLM_GPUS="0", PATH="/nonexistent")
     assert "nvidia-smi cannot be run" in done.stderr
+
+
+TWO_HOSTS = """
+unshare --net sleep 60 & far=$!
+trap 'kill $far %%' EXIT
+until [ "$(readlink /proc/$far/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done
+ip link add near type veth peer name far netns $far
+ip address add 192.0.2.1/24 dev near
+ip link set near up
+ip link set lo up
+nsenter --net=/proc/$far/ns/net sh -c 'ip address add 192.0.2.2/24 dev far; ip link set far up'
+python3 -m http.server 8000 --directory /var/empty >/dev/null 2>&1 &
+ask() { "$@" curl --silent --output /dev/null --max-time 5 --write-out '%{http_code} ' http://192.0.2.1:8000/ || true; }
+until ask | grep -q 404; do sleep 0.05; done
+for word in shut shut open open; do
+  python3 -I "$READINESS" $word
+  ask nsenter --net=/proc/$far/ns/net
+  ask
+done
+nft list tables
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
+def test_a_shut_port_refuses_others_answers_this_host_and_opens_again() -> None:
+    done = subprocess.run(
+        ["unshare", "--net", "bash", "-euc", TWO_HOSTS],
+        env={"PATH": os.environ["PATH"], "READINESS": str(READINESS), "ONPREM_VLLM_URL": "http://127.0.0.1:8000"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["000", "404", "000", "404", "404", "404", "404", "404"]
+
+
+def test_a_port_that_cannot_be_shut_is_told_and_stops_no_start(tmp_path: Path) -> None:
+    nft = tmp_path / "nft"
+    nft.write_text("#!/bin/sh\necho 'Operation not permitted' >&2\nexit 1\n")
+    nft.chmod(0o755)
+    done = step("shut", PATH=f"{tmp_path}:/bin", ONPREM_VLLM_URL="http://127.0.0.1:8000")
+    assert (done.returncode, "others reach the port" in done.stderr, "not permitted" in done.stderr) == (0, True, True)
+    assert step("shut", PATH="/nonexistent", ONPREM_VLLM_URL="http://127.0.0.1:8000").stderr == ""
 
 
 def test_words_it_does_not_know_are_a_usage_error() -> None:

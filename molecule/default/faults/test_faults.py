@@ -13,13 +13,24 @@ import site_under_test as site
 
 
 def test_a_reboot_and_a_kill_are_made_good_without_a_rollout(lab, at):
-    """One host reboots while vLLM is killed on the other; both answer again by themselves."""
+    """One host reboots while vLLM is killed on the other; both come back by themselves, and answer others once warm."""
+    seen = set()
+
+    def serves(name):
+        ask = "curl --silent --output /dev/null --max-time 5 --write-out '%{{http_code}}' http://{}:{}/health || true"
+        others = lab("run", "sh", "-c", ask.format(name, site.PORT))
+        active = site.process(name, lab)["ActiveState"] == "active"
+        seen.add((active, others, lab("exec", name, "sh", "-c", ask.format("127.0.0.1", site.PORT))))
+        return active
+
     before = site.process("l40s1", lab)
     lab("exec", "l40s1", "kill", "-KILL", before["MainPID"])
     lab("reboot", "glm1")
     lab("reboot", "mirror1", "--kill")
     for name in site.INSTANCES:
-        site.wait(f"vLLM on {name}", lambda name=name: site.process(name, lab)["ActiveState"] == "active")
+        site.wait(f"vLLM on {name}", lambda name=name: serves(name))
+    assert (False, "000", "200") in seen, seen
+    assert not any(others == "200" for active, others, _itself in seen if not active), seen
     after = site.process("l40s1", lab)
     assert after["MainPID"] != before["MainPID"]
     assert int(after["NRestarts"]) > int(before["NRestarts"])

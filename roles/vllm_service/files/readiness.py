@@ -4,9 +4,10 @@
 
 ``readiness.py devices SECONDS`` waits for the device nodes of the instance's GPUs.
 ``readiness.py caches`` removes compiled graphs that a killed process left half written; run as the service itself.
+``readiness.py shut`` lets nobody but this host reach the instance's port, ``open`` everybody whom the firewall lets in.
 ``readiness.py completion SECONDS RECORD`` waits for one real completion, asks one request of every kind so that no
-user waits for a compilation, and writes RECORD. It ends at once when the main process does: systemd 252 waits for an
-ExecStartPost= even when what it waits for has died.
+user waits for a compilation, writes RECORD and opens the port. It ends at once when the main process does: systemd 252
+waits for an ExecStartPost= even when what it waits for has died.
 
 What to ask comes from the unit's environment file: ONPREM_VLLM_GENERATION, _URL, _MODEL, _GPUS, _TLS_CERTIFICATE and
 VLLM_API_KEY.
@@ -15,6 +16,7 @@ VLLM_API_KEY.
 from __future__ import annotations
 
 import ast
+import base64
 import http.client
 import json
 import os
@@ -22,13 +24,16 @@ import re
 import shutil
 import signal
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +48,9 @@ LONG_PROMPT_TOKENS = 8192
 # prompt of 900 tokens took 0.86 s on an H200 and then 0.07, also after prompts of 512 and 1,024.
 PROMPT_SIZES_TOKENS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 8192)
 BURST = 8
+PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather now", "parameters": PLACE}}
+IMAGE_SIDE = 448  # pixels; a multiple of 14, 16, 28 and 32, the patches of the usual vision encoders
 
 
 class Stopped(Exception):
@@ -60,8 +68,13 @@ def main(words: list[str]) -> int:
             wait_for_devices(os.environ.get("ONPREM_VLLM_GPUS", ""), float(words[1]))
         elif words == ["caches"]:
             clear_half_written(Path(os.environ["VLLM_CACHE_ROOT"]))
+        elif words == ["shut"]:
+            shut_port()
+        elif words == ["open"]:
+            open_port()
         elif len(words) == 3 and words[0] == "completion":
             wait_for_completion(float(words[1]), Path(words[2]))
+            open_port()
         else:
             print(__doc__, file=sys.stderr)
             return 2
@@ -114,6 +127,46 @@ def clear_half_written(root: Path) -> None:
         except (SyntaxError, ValueError):
             print(f"readiness: {index.parent} was left half written; it is removed and compiled anew", flush=True)
             shutil.rmtree(index.parent)
+
+
+def shut_port() -> None:
+    """Refuse connections from elsewhere to the instance's port, in a table of its own, until ``open_port``.
+
+    vLLM's /health is 200 before the warm-up, so whoever goes by it, HAProxy's checks too, would send requests that wait
+    for compilations. Where this cannot be done the port is open meanwhile, which the journal says.
+    """
+    if not (table := _warming_table()):
+        return
+    rule = f'iif != "lo" tcp dport {table.rpartition("_")[2]} reject with tcp reset comment "warming up"'
+    chain = f"chain input {{\ntype filter hook input priority -10; policy accept;\n{rule}\n}}"
+    if said := _nft(f"{_gone(table)}table inet {table} {{\n{chain}\n}}\n"):
+        print(f"readiness: others reach the port while the instance warms up: {said}", file=sys.stderr)
+
+
+def open_port() -> None:
+    """Take back what ``shut_port`` did; nothing happens where it did nothing."""
+    if (table := _warming_table()) and (said := _nft(_gone(table))):
+        print(
+            f"readiness: nobody else may reach the port until `nft delete table inet {table}`: {said}", file=sys.stderr
+        )
+
+
+def _warming_table() -> str:
+    port = urllib.parse.urlsplit(os.environ.get("ONPREM_VLLM_URL", "")).port
+    return f"vllm_warming_{port}" if port and shutil.which("nft") else ""
+
+
+def _gone(table: str) -> str:
+    return f"add table inet {table}\ndelete table inet {table}\n"  # nft 1.0.6 has no `destroy`
+
+
+def _nft(text: str) -> str:
+    """Load a rule set; what went wrong, or nothing."""
+    try:
+        done = subprocess.run(["nft", "-f", "-"], input=text, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"nft failed: {error}"
+    return "" if done.returncode == 0 else f"nft failed: {_short(done.stderr)}"
 
 
 def _stop(*_unused: object) -> None:
@@ -268,7 +321,8 @@ def _kinds(until: float) -> dict[str, Callable[[], str]]:
             raise StillStarting(problems[0])
         return ""
 
-    chat: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": question}]}
+    asked = [{"role": "user", "content": question}]
+    chat: dict[str, object] = {"model": model, "max_tokens": ASKED_TOKENS, "messages": asked}
     return {
         "top-k": completion(temperature=1, top_k=20),
         "seeded top-p": completion(temperature=1, top_p=0.9, seed=1),
@@ -276,12 +330,29 @@ def _kinds(until: float) -> dict[str, Callable[[], str]]:
         "penalties": completion(temperature=1, min_p=0.05, presence_penalty=0.5, repetition_penalty=1.1),
         # With ignore_eos vLLM goes on behind the end of the JSON and answers 500: the grammar allows nothing there.
         "structured output": completion(response_format={"type": "json_object"}, ignore_eos=False),
-        "chat": lambda: post("/v1/chat/completions", {**chat, "max_tokens": ASKED_TOKENS}),
-        "streamed chat": lambda: post("/v1/chat/completions", {**chat, "max_tokens": ASKED_TOKENS, "stream": True}),
+        "chat": lambda: post("/v1/chat/completions", chat),
+        "streamed chat": lambda: post("/v1/chat/completions", {**chat, "stream": True}),
+        # Without a parser, and with a model of text alone, vLLM refuses these two with the reason.
+        "tool call": lambda: post("/v1/chat/completions", {**chat, "tools": [TOOL]}),
+        "image": lambda: post("/v1/chat/completions", {**chat, "messages": [_with_image()]}),
         "prompt sizes": prompt_sizes,
         "long prompt": lambda: prompt(1, min(room(), LONG_PROMPT_TOKENS)),
         "burst": burst,
     }
+
+
+def _with_image() -> dict[str, object]:
+    """A chat message with a grey PNG image in it."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", IMAGE_SIDE, IMAGE_SIDE, 8, 2, 0, 0, 0)  # 8 bits each of red, green and blue
+    rows = (b"\0" + b"\x80" * 3 * IMAGE_SIDE) * IMAGE_SIDE
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    url = "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + chunks).decode()
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]
+    return {"role": "user", "content": parts}
 
 
 class StillStarting(Exception):
