@@ -162,11 +162,16 @@ class _Composition:
         return {
             "host": self.host,
             "roles": roles,
-            "mirror": mirror,
+            "mirror": {**mirror, "bundle": self.value("wheel_mirror_bundle") if "mirror" in self.groups else ""},
             "service": {"user": self.value("vllm_service_user"), "group": self.value("vllm_service_group")},
             "unit": self._unit() if "vllm" in self.groups else {},
             "proxy": self._proxy() if "proxy" in self.groups else {},
-            "paths": {"releases": self.releases_root, "models": self.models_root, "caches": self.caches_root},
+            "paths": {
+                "releases": self.releases_root,
+                "models": self.models_root,
+                "caches": self.caches_root,
+                "share": self.value("hf_cache_share"),
+            },
             "uv": self._uv(releases),
             "releases": [release.as_plan() for release in releases],
             "models": self._models(instances),

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.onprem.vllm.plugins.module_utils.bundle_manifest import MANIFEST, BundleFile, BundleManifest
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_ranges import ranges
+from ansible_collections.onprem.vllm.tests.unit.plan_inputs import MIRROR, RELEASE_ID, TINY
 from ansible_collections.onprem.vllm.tests.unit.test_inventory import PLAYBOOKS, ansible_playbook
 
 
@@ -48,6 +50,22 @@ def test_an_upgrade_of_a_mirror_alone_is_one_without_batches(tmp_path: Path) -> 
     done = ansible_playbook("-i", folder, "playbooks/upgrade.yml", "--check", "--tags", "none-but-the-plan")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.index("PLAY [Serve]") < done.stdout.index("PLAY RECAP")
+
+
+def test_a_bundle_without_what_a_host_needs_stops_a_rollout_before_any_host_is_asked(tmp_path: Path) -> None:
+    """Of a host that nobody could reach."""
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / MANIFEST).write_bytes(BundleManifest({"wheels/x.whl": BundleFile("0" * 64, 1)}).to_bytes())
+    folder = inventory(tmp_path, mirror="m1", vllm="gpu1")
+    (tmp_path / "group_vars").mkdir()
+    variables = {**TINY, **MIRROR, "wheel_mirror_bundle": str(bundle), "ansible_host": "192.0.2.1"}
+    (tmp_path / "group_vars" / "all.yml").write_text(yaml.safe_dump(variables), encoding="utf-8")
+    done = ansible_playbook("-i", folder, "playbooks/site.yml")
+    assert done.returncode != 0
+    for lacking in (f"lacks release {RELEASE_ID}, which gpu1 would", "lacks model tiny-qwen3", "playbooks/bundle.yml"):
+        assert lacking in done.stdout
+    assert "unreachable=1" not in done.stdout
 
 
 def test_an_answer_is_json_alone_and_what_is_wrong_goes_elsewhere() -> None:
