@@ -461,6 +461,10 @@ class Lab:
         print(self.output(host, "journalctl", "--no-pager", "--lines", str(lines)), end="")
         self.failures([host], lines)
 
+    def changes(self, host: str) -> None:
+        """Print what a host's file system has changed (C), added (A) or deleted (D) since it was made."""
+        print(_output(self.machine.podman("diff", self.container(self.known(host)))), end="")
+
     def failures(self, hosts: list[str], lines: int) -> None:
         """Print the end of each failed unit's journal; nothing where none failed or the lab is not up."""
         for host in hosts:
@@ -599,6 +603,8 @@ def parser() -> argparse.ArgumentParser:
     logs = command("logs", "print the end of a host's journal and of its failed units'")
     logs.add_argument("host", metavar="HOST")
     logs.add_argument("--lines", type=int, default=200)
+    changed = command("changes", "print which files a host has changed since it was made")
+    changed.add_argument("host", metavar="HOST")
     failures = command("failures", "print the end of every failed unit's journal, on all hosts")
     failures.add_argument("--lines", type=int, default=100)
     sink = command("sink", "print how many packets tried to leave the lab")
@@ -639,6 +645,8 @@ def main() -> int:
             lab.reboot(arguments.host, kill=arguments.kill)
         case "logs":
             lab.logs(arguments.host, arguments.lines)
+        case "changes":
+            lab.changes(arguments.host)
         case "failures":
             state = State.read(lab.directory)
             lab.failures(list(state.hosts) if state else [], arguments.lines)
