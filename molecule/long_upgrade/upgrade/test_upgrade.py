@@ -14,11 +14,15 @@ import pytest
 from serving_host import HOST, NEWER, get, play, site, status, version
 
 ASK = """
-import sys, time, urllib.request
+import json, sys, time, urllib.request
+with urllib.request.urlopen(sys.argv[1] + "/v1/models") as answer:
+    asked = {"model": json.load(answer)["data"][0]["id"], "prompt": "The", "max_tokens": 1, "ignore_eos": True}
+kind = {"Content-Type": "application/json"}
 while True:
+    request = urllib.request.Request(sys.argv[1] + "/v1/completions", json.dumps(asked).encode(), kind)
     try:
-        with urllib.request.urlopen(sys.argv[1], timeout=5) as answer:
-            if b"tiny" in answer.read():
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            if json.load(answer)["choices"][0]["text"]:
                 print(time.monotonic(), flush=True)
     except OSError:
         pass
@@ -27,11 +31,11 @@ while True:
 
 
 class Answers:
-    """Asks all the time, from outside, and knows the longest time between two answers."""
+    """Asks for completions all the time, from outside, and knows the longest time between two answers."""
 
     def __init__(self):
         tool = [sys.executable, str(site.CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "run"]
-        asked = [sys.executable, "-c", ASK, f"http://{HOST}:{site.PORT}/v1/models"]
+        asked = [sys.executable, "-c", ASK, f"http://{HOST}:{site.PORT}"]
         self.process = subprocess.Popen([*tool, *asked], stdout=subprocess.PIPE, text=True)
 
     def stop(self):
