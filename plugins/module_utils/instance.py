@@ -366,19 +366,18 @@ class Host:
     def _wanted_by(self, unit: str) -> Path:
         return self.places.units / "multi-user.target.wants" / unit
 
-    @property
-    def program(self) -> Path:
-        """The program that the units call before and after a start."""
-        return self.places.programs / "readiness.py"
+    def lacks_programs(self, programs: Mapping[str, str]) -> bool:
+        """Whether one of the files that units and vLLM run is not there as its text, or not for all to read."""
+        return any(
+            _text(path) != text or path.stat().st_mode & 0o7777 != 0o644
+            for path, text in ((self.places.programs / name, text) for name, text in programs.items())
+        )
 
-    def has_program(self, text: str) -> bool:
-        """Whether that program is there as ``text`` and can be read by systemd."""
-        return _text(self.program) == text and self.program.stat().st_mode & 0o7777 == 0o644
-
-    def install_program(self, text: str) -> None:
-        """Put that program in place; running instances are not touched by it."""
-        self.program.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_file(self.program, text.encode(), 0o644)
+    def install_programs(self, programs: Mapping[str, str]) -> None:
+        """Put these files in place; running instances are not touched by it."""
+        self.places.programs.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for name, text in programs.items():
+            write_file(self.places.programs / name, text.encode(), 0o644)
 
     def look(self, instance: Instance) -> Step:
         """Decide from the host's actual state what ``instance`` needs; changes nothing."""
@@ -615,7 +614,7 @@ def bring_about(
     entries: Sequence[Mapping[str, object]],
     host: Host,
     *,
-    readiness: str | None = None,
+    programs: Mapping[str, str] | None = None,
     purge_others: bool = False,
     keep_caches: bool = False,
     check_mode: bool = False,
@@ -626,7 +625,7 @@ def bring_about(
 
     Args:
         entries: the module's ``instances``, see build().
-        readiness: text of the program that the units call.
+        programs: texts of the files that units and vLLM run, by their names.
         purge_others: remove instances of ours that are not in ``entries``, before any other one starts.
         argument_check: text of the program that lets a release's vLLM read its arguments; not asked where None.
         stop_at_failure: leave the instances after one that failed as they are.
@@ -641,11 +640,11 @@ def bring_about(
         check(instances, [problem for entry in entries for problem in variable_problems(entry)])
         if check_mode:
             others = host.others(names) if purge_others else []
-            _predict(instances, host, readiness, others, result, argument_check)
+            _predict(instances, host, programs or {}, others, result, argument_check)
             return result
         with host_lock(f"instances {', '.join(names) or 'removal'}"):
             failures = _carry_out(
-                instances, host, readiness, purge_others, keep_caches, result, argument_check, stop_at_failure
+                instances, host, programs or {}, purge_others, keep_caches, result, argument_check, stop_at_failure
             )
     except (InstancesRefused, HostLocked, SystemdError, OSError) as error:
         raise InstancesFailed(without_secrets(str(error), instances), result) from None
@@ -657,7 +656,7 @@ def bring_about(
 def _predict(
     instances: Sequence[Instance],
     host: Host,
-    readiness: str | None,
+    programs: Mapping[str, str],
     others: list[str],
     result: dict[str, object],
     argument_check: str | None,
@@ -677,15 +676,15 @@ def _predict(
         ).returned()
         for step in steps
     ]
-    program = bool(instances) and readiness is not None and not host.has_program(readiness)
-    result["changed"] = bool(others) or program or any(step.changes for step in steps)
+    lacking = bool(instances) and host.lacks_programs(programs)
+    result["changed"] = bool(others) or lacking or any(step.changes for step in steps)
     result["diff"] = [diff for step in steps for diff in host.diffs(step)]
 
 
 def _carry_out(
     instances: Sequence[Instance],
     host: Host,
-    readiness: str | None,
+    programs: Mapping[str, str],
     purge_others: bool,
     keep_caches: bool,
     result: dict[str, object],
@@ -705,9 +704,9 @@ def _carry_out(
         removed.append(name)
     if purge_others and not instances and host.remove_shared():
         result["changed"] = True
-    if instances and readiness is not None and not host.has_program(readiness):
+    if instances and host.lacks_programs(programs):
         result["changed"] = True
-        host.install_program(readiness)
+        host.install_programs(programs)
     steps = [host.look(instance) for instance in instances]
     result["diff"] = [diff for step in steps for diff in host.diffs(step)]
     if any(step.changes for step in steps):

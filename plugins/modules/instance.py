@@ -74,9 +74,11 @@ options:
         with a backslash is not recognised as a secret.
     type: dict
     default: {}
-  readiness:
-    description: Text of the program the units call before and after the start. Installed where it differs.
-    type: str
+  programs:
+    description:
+      - Texts of the files in C(/opt/vllm/libexec), by name, that the units and vLLM run. Installed where one differs.
+    type: dict
+    default: {}
   argument_check:
     description:
       - Text of the program that lets a release's vLLM read C(serve.yaml), also in check mode. Not asked without it.
@@ -207,7 +209,7 @@ def main() -> None:
         argument_spec={
             "instances": {"type": "list", "elements": "dict", "required": True, "options": INSTANCE},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
-            "readiness": {"type": "str"},
+            "programs": {"type": "dict", "default": {}},
             "argument_check": {"type": "str"},
             "stop_at_failure": {"type": "bool", "default": False},
             "purge_others": {"type": "bool", "default": False},
@@ -225,7 +227,7 @@ def main() -> None:
         result = bring_about(
             [{**entry, "secrets": given["secrets"].get(entry["name"], {})} for entry in given["instances"]],
             Host(limits),
-            readiness=given["readiness"],
+            programs=given["programs"],
             purge_others=given["purge_others"],
             keep_caches=given["keep_caches"],
             check_mode=module.check_mode,

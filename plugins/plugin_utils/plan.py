@@ -33,6 +33,7 @@ from .probes import PROBES, is_probe, probes_of, settings_without_toolchain
 from .profile import Profile, load_profiles
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
 from .role_variables import Problem, checked, default_of, known_variables, misspelt, nearest, problem
+from .routes import API_KEY
 
 INSTANCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
@@ -57,6 +58,9 @@ OFFLINE = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
+# The key that an instance takes beside VLLM_API_KEY while it is changed.
+PREVIOUS_KEY = "PREVIOUS_VLLM_API_KEY"
+PROGRAMS = "/opt/vllm/libexec"
 BATCH = re.compile(r"[1-9][0-9]*|([1-9][0-9]?|100)%")
 OWNED_PREFIX = "ONPREM_VLLM_"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -269,6 +273,7 @@ class _Composition:
         environment = self._environment(where, settings.get("environment") or {}, origins, release)
         self._check_toolchain(where, off, {"serve": serve, "environment": environment}, origins)
         secrets = self._secrets(name, environment)
+        self._take_previous_key(name, secrets, serve, environment, origins)
         self._check_draft(where, profile, settings, origins, serve)
         if release is not None:
             self._check_version(where, release, serve, environment, origins)
@@ -1116,11 +1121,18 @@ class _Composition:
         ]
         for instance in instances:
             notes += self.shelf.notes(instance["model"], f"vllm_instances.{instance['name']}.model")
-            if "VLLM_API_KEY" not in instance["secrets"] and instance["_networks"]:
+            if PREVIOUS_KEY in instance["secrets"]:
+                notes.append(
+                    {
+                        "where": f"vllm_secrets.{instance['name']}.{PREVIOUS_KEY}",
+                        "what": "is taken as well; remove it once every instance and proxy has the new key",
+                    }
+                )
+            if API_KEY not in instance["secrets"] and instance["_networks"]:
                 notes.append(
                     {
                         "where": f"vllm_instances.{instance['name']}",
-                        "what": f"has no VLLM_API_KEY in vllm_secrets.{instance['name']}: whoever reaches port "
+                        "what": f"has no {API_KEY} in vllm_secrets.{instance['name']}: whoever reaches port "
                         f"{instance['port']} may use it",
                     }
                 )
@@ -1211,6 +1223,30 @@ class _Composition:
                 )
         if not self.value("vllm_upgrade_batches"):
             self._wrong("vllm_upgrade_batches", "is empty, which is all hosts at once", "Write [100%] if you mean it.")
+
+    def _take_previous_key(
+        self,
+        instance: str,
+        secrets: Sequence[str],
+        serve: dict[str, Any],
+        environment: dict[str, str],
+        origins: dict[tuple[str, ...], str],
+    ) -> None:
+        """While a key is changed, the instance takes the one before too (previous_key.py of vllm_service)."""
+        if PREVIOUS_KEY not in secrets:
+            return
+        where = f"vllm_secrets.{instance}.{PREVIOUS_KEY}"
+        own = self.value("vllm_secrets")[instance]
+        if own.get(API_KEY) in (None, own[PREVIOUS_KEY]):
+            self._wrong(
+                where,
+                f"is there without another {API_KEY}",
+                f"Put the new key into {API_KEY}, and remove this line once every instance and proxy has it.",
+            )
+        given = serve.get("middleware", [])
+        serve["middleware"] = [*(given if isinstance(given, list) else [given]), "previous_key.PreviousKey"]
+        environment["PYTHONPATH"] = ":".join(filter(None, [PROGRAMS, environment.get("PYTHONPATH")]))
+        origins["serve", "middleware"] = origins["environment", "PYTHONPATH"] = where
 
     def _check_secrets(self) -> None:
         instances = self.value("vllm_instances")

@@ -35,7 +35,7 @@ def test_a_right_inventory_has_no_problem_and_a_whole_plan() -> None:
     assert made["roles"] == [
         *("preflight", "host_base", "flashinfer", "uv_venv", "cache_dirs", "hf_cache", "nftables", "vllm_service"),
     ]
-    assert made["mirror"] == {"url": "http://mirror1"}
+    assert made["mirror"] == {"url": "http://mirror1", "bundle": ""}
     assert made["releases"] == [RELEASE.as_plan()]
     assert made["models"] == [{"name": "tiny-qwen3", "path": "/models/tiny-qwen3", "manifest_sha256": None}]
     assert made["firewall"]["ports"] == [
@@ -94,7 +94,12 @@ def test_environment_is_complete_and_names_real_paths() -> None:
     made = plan(uv_venv_root="/srv/vllm", hf_cache_root="/srv/models")
     assert made["instances"][0]["environment"]["PATH"].startswith(f"/srv/vllm/releases/{RELEASE_ID}/bin:")
     assert made["instances"][0]["serve"]["model"] == made["models"][0]["path"] == "/srv/models/tiny-qwen3"
-    assert made["paths"] == {"releases": "/srv/vllm/releases", "models": "/srv/models", "caches": "/var/cache"}
+    assert made["paths"] == {
+        "releases": "/srv/vllm/releases",
+        "models": "/srv/models",
+        "caches": "/var/cache",
+        "share": "",
+    }
 
 
 def test_the_reference_glm_command_comes_out_argument_by_argument() -> None:

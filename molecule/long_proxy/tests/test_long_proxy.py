@@ -142,3 +142,20 @@ def test_a_killed_instance_loses_its_streams_alone_and_comes_back_by_itself(lab,
         assert one["began"] < killed + 1 < one["began"] + one["seconds"] + 2, one
     back(lab, "glm1-glm")
     assert proxy.chat(lab, max_tokens=4)[0] == 200
+
+
+def test_a_new_key_of_the_instances_loses_no_request(lab):
+    """The previous one is right as well until the proxy has the new one; then it is taken away."""
+    old, new = "key-of-the-instances-sought-by-tests", "key-of-tomorrow-sought-by-tests"
+
+    def status(host: str, key: str) -> str:
+        get = ["curl", "--silent", "--output", "/dev/null", "--max-time", "5", "--write-out", "%{http_code}"]
+        return lab("run", *get, "--header", f"Authorization: Bearer {key}", f"http://{host}:8000/v1/models")
+
+    for keys, of_old in (({"VLLM_API_KEY": new, "PREVIOUS_VLLM_API_KEY": old}, "200"), ({"VLLM_API_KEY": new}, "401")):
+        with proxy.load() as requests:
+            done = play("site", "-e", json.dumps({"keys_of_instances": keys}))
+            assert done.returncode == 0, done.stdout
+        assert proxy.failed(requests) == []
+        for host in ("glm1", "l40s1"):
+            assert (status(host, new), status(host, old), status(host, "other")) == ("200", of_old, "401")
