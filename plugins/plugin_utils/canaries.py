@@ -1,10 +1,10 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Which instances of a host are the first of their model to change, and so are tried on a share of the requests."""
+"""What of each model changes first: its host goes before others, its instance is tried on a share of the requests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -27,3 +27,15 @@ def canaries(interrupted: Mapping[str, Sequence[str]], plans: Mapping[str, Mappi
             return [instance for instance, model in changing.items() if model not in tried]
         tried.update(changing.values())
     return []
+
+
+def first_hosts(plans: Mapping[str, Mapping[str, Any]], hosts: Iterable[str]) -> list[str]:
+    """The hosts that are the first to serve one of their models, in the order of ``hosts``."""
+    seen: set[str] = set()
+    found = []
+    for host in hosts:
+        models = {str(instance["served_model_name"]) for instance in plans[host]["instances"]}
+        if models - seen:
+            found.append(host)
+        seen |= models
+    return found

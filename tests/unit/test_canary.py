@@ -12,7 +12,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.canary import (
     read_answers,
     tried,
 )
-from ansible_collections.onprem.vllm.plugins.plugin_utils.canaries import canaries
+from ansible_collections.onprem.vllm.plugins.plugin_utils.canaries import canaries, first_hosts
 
 from .test_drain import HAProxy, running
 
@@ -131,3 +131,11 @@ def test_the_first_of_each_model_that_changes_is_tried():
     interrupted = {"h1": ["h1-one"], "h2": ["h2-one", "h2-two"], "h3": ["h3-two", "h3-gone"]}
     assert [canaries(interrupted, plans, host) for host in plans] == [["one"], ["two"], ["two"]]
     assert canaries({"h1": []}, plans, "h1") == []
+
+
+def test_the_first_host_of_each_model_goes_first():
+    serves = {"h1": ["a"], "h2": ["a"], "h3": ["b", "a"], "h4": ["b"], "h5": [], "h6": ["c"]}
+    plans = {host: {"instances": [{"served_model_name": model} for model in models]} for host, models in serves.items()}
+    assert first_hosts(plans, plans) == ["h1", "h3", "h6"]
+    assert first_hosts(plans, ["h4", "h3", "h2"]) == ["h4", "h3"]
+    assert first_hosts(plans, []) == []
