@@ -22,7 +22,7 @@ from typing import Any
 from .host_probe_command import UNREADABLE, run, text_of
 from .host_probe_firewall import firewalls
 from .host_probe_gpu import gpus, numa
-from .host_probe_instances import compiled, instance
+from .host_probe_instances import compiled, decided, instance
 from .host_probe_programs import DECISIVE, programs, python
 from .listeners import port_holders
 
@@ -64,6 +64,7 @@ def probe(
         "pythons": lambda: {version: python(version) for version in pythons},
         "programs": lambda: _programs(environments or {}),
         "instances": lambda: _instances(instances, causes),
+        "current": lambda: {name: decided(name) for name in environments or {}},
         "os": os_release,
         "machine": platform.machine,
         "kernel": platform.release,

@@ -24,6 +24,9 @@ LINES_READ = 4000
 # A unit that systemd starts again and again has just begun its next start: the one before says why.
 RUNS_READ = 2
 LONGEST_LINE = 400
+# What a host's facts may decide of an instance (plugin_utils/plan_facts.py): arguments and variables.
+DECIDED_ARGUMENTS = ("gdn-prefill-backend", "numa-bind-nodes")
+DECIDED_VARIABLES = ("VLLM_USE_FLASHINFER_SAMPLER",)
 # vLLM's own prefix of a line, in front of what a cause is known by.
 _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?((ERROR|WARNING|INFO|DEBUG) \d\d-\d\d [\d:.]+ \[[^]]*\] )?")
 # Whatever a program prints of a secret that is not one of ours.
@@ -62,6 +65,22 @@ def compiled(causes: Iterable[Mapping[str, Any]]) -> list[Cause]:
             raise ValueError(f"the pattern of cause {cause['id']} is no regular expression: {error}") from error
         result.append(Cause(str(cause["id"]), pattern, bool(cause.get("symptom"))))
     return result
+
+
+def decided(name: str, etc: Path = Path("/etc/vllm")) -> Facts | None:
+    """What an instance's current generation has of the settings that facts may decide; None where it has none."""
+    generations = Generations(etc / name)
+    number = generations.current()
+    if number is None:
+        return None
+    files, _release = generations.read(number)
+    environment = read_environment(files.get("environment", b"").decode(errors="replace"))
+    found: Facts = {name: environment[name] for name in DECIDED_VARIABLES if name in environment}
+    for line in files.get("serve.yaml", b"").decode(errors="replace").splitlines():
+        flag, _colon, value = line.partition(": ")
+        if flag in DECIDED_ARGUMENTS:
+            found[flag] = json.loads(value) if value.startswith("[") else value
+    return found
 
 
 def instance(name: str, causes: Sequence[Cause], etc: Path = Path("/etc/vllm"), query: Query = run) -> Facts | None:

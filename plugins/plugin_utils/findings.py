@@ -12,6 +12,7 @@ from typing import Any
 
 from . import findings_gpu, findings_system
 from .finding import ERROR, SEVERITIES, WAIVED, Facts, Finding, Plan, known_causes, known_findings, new_finding
+from .plan_facts import NODE_UNKNOWN, decisions, resolve, what_is_decided
 from .role_variables import nearest
 
 # Less than what a token or a certificate allows, more than what a slow connection takes.
@@ -22,7 +23,8 @@ def compare(plan: Plan, facts: Facts, waived: Iterable[str] = (), now: float | N
     """All findings, errors first and waived ones last.
 
     Args:
-        plan: the host's plan; ``needs``, ``packages``, ``releases`` and ``instances`` are read.
+        plan: the host's plan; ``needs``, ``packages``, ``releases`` and ``instances`` are read. What the facts decide
+            of it, they have decided before it is compared.
         facts: what the module ``host_probe`` returned for it.
         waived: identifiers of findings that the operator takes on.
         now: the control node's clock, not before the facts came back; without it clocks are not compared.
@@ -30,6 +32,7 @@ def compare(plan: Plan, facts: Facts, waived: Iterable[str] = (), now: float | N
     Raises:
         ValueError: ``waived`` names a finding that does not exist.
     """
+    plan = resolve(plan, facts)
     found = _unreadable(facts)
     for parts, check in _CHECKS:
         if not set(parts) & set(facts.get("unknown") or {}):
@@ -131,6 +134,20 @@ def _unreadable(facts: Facts) -> list[Finding]:
     ]
 
 
+def _undecided(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """What is left to the facts, and they do not say."""
+    for entry, decision in decisions(plan, facts):
+        # Of a node that is unknown, and was before, numa-unknown tells.
+        if decision.doubt and (decision.settings or decision.doubt != NODE_UNKNOWN):
+            setting = what_is_decided(entry)
+            yield new_finding(
+                "facts-missing",
+                f"{setting} of {entry['for']} cannot be decided: {decision.doubt}",
+                "facts that decide it; what the current generation has of it stays, else it is left to vLLM",
+                f"Look at what hides them, or set {setting}.",
+            )
+
+
 def _clock(facts: Facts, now: float) -> Iterator[Finding]:
     """The clocks' difference is known within the time that the question took; only what lies outside it counts."""
     clock = facts["time"]
@@ -218,5 +235,6 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[Plan, Facts], Iterable[Finding]]
     (("gpu",), findings_gpu.driver),
     (("gpu",), findings_gpu.gpus),
     (("gpu",), findings_gpu.fabric),
+    ((), _undecided),
     (("instances",), _instances),
 )

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from .finding import GIB, MIB, OUR_UNIT, Facts, Finding, Plan, gpu_instances, new_finding, used_devices
+from .plan_facts import numa_node_of
 
 SUPPORTED = {("ubuntu", "24.04"), ("debian", "12"), ("debian", "13")}
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
@@ -175,12 +176,10 @@ def numa(plan: Plan, facts: Facts) -> Iterator[Finding]:
                 "numactl, by which vLLM binds workers to the NUMA node of their GPU; without it nothing is bound",
                 "Install numactl, or remove numa-bind from serve.",
             )
-        topology = (facts["gpu"] or {}).get("topology") or {}
         unknown = [
             str(device["index"])
             for device in used_devices(instance, (facts["gpu"] or {}).get("devices") or [])
-            if device.get("numa_node") is None
-            and not re.fullmatch(r"\d+", (topology.get(f"GPU{device['index']}") or {}).get("numa") or "")
+            if numa_node_of(device, facts) is None
         ]
         if unknown and not instance["serve"].get("numa-bind-nodes"):
             yield new_finding(

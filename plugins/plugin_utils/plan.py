@@ -26,6 +26,7 @@ from .plan_conflicts import (
     port_problems,
     role_ports,
 )
+from .plan_facts import left_to_facts
 from .plan_layers import Branch, Layer, Leaf, layer, leaves, merge_all, resolve
 from .plan_models import ModelShelf
 from .plan_proxy import proxy_part
@@ -253,7 +254,8 @@ class _Composition:
         toolchain = None if release is None or release.variant == "cpu" else self.value("vllm_toolchain")
         off = settings_without_toolchain(profile.family) if toolchain == "none" else {}
         base = (self._base(name, release), layer(off, "toolchain none"))
-        settings, origins = resolve(merge_all(*base, profile.settings, decided, *upper))
+        written = merge_all(profile.settings, decided, *upper)
+        settings, origins = resolve(merge_all(*base, written))
         if release is not None and named is not None:
             self._check_fit(where, profile, release)
         self._check_probes(where, profile, release, toolchain)
@@ -318,6 +320,14 @@ class _Composition:
             "environment": dict(sorted(environment.items())),
             "secrets": secrets,
             "probes": probes_of(profile.about, toolchain, serve),
+            "_decide": left_to_facts(
+                written,
+                self.set.get("vllm_toolchain", "toolkit" if self._needs_flashinfer(profile, release) else None),
+                release.variant,
+                release.vllm,
+                "gdn" in profile.family,
+                self.shelf.gdn_key_head_dim(model, profile.about),
+            ),
             "_draft": draft,
             "_models": [found for found in (model, draft) if found is not None],
             "_networks": networks,
@@ -483,13 +493,18 @@ class _Composition:
             if not is_probe(name) and not self._is_wrong(place := f"{site or f'profile {profile.name}'}.probes"):
                 known = [*PROBES, "signature:<module.function>:<parameter>"]
                 self._wrong(place, f"there is no probe {name!r}", nearest(name, known).capitalize())
-        if release is not None and toolchain == "none" and "has-flashinfer" in listed and CUBIN not in release.locked():
+        if release is not None and toolchain == "none" and self._needs_flashinfer(profile, release):
             self._wrong(
                 f"{where}.release",
                 f"profile {profile.name} needs FlashInfer, which vLLM does not use where there is neither a compiler "
                 f"(vllm_toolchain is none) nor {CUBIN} (release {release.name} locks none)",
                 f"Choose a release with {CUBIN}, or set vllm_toolchain: toolkit on a host with a CUDA toolkit.",
             )
+
+    @staticmethod
+    def _needs_flashinfer(profile: Profile, release: Release) -> bool:
+        """Whether the profile needs FlashInfer, which vLLM uses where there is nvcc or flashinfer-cubin."""
+        return "has-flashinfer" in (profile.about.get("probes") or []) and CUBIN not in release.locked()
 
     def _check_toolchain(
         self,
@@ -1093,6 +1108,7 @@ class _Composition:
                 if wanted.get("memory_gib")
             ],
             "disk": spaces,
+            "decide": [{"for": f"instance {found['name']}", **one} for found in instances for one in found["_decide"]],
             "shm_mib": disk["shm_mib"] if instances else 0,
             "ports": listens,
             # A host whose apt has been told no mirror yet cannot say what that mirror will have.

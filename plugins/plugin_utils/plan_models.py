@@ -57,6 +57,13 @@ class ModelShelf:
             return []
         return [*_registration(model, version, serve), *_parallel(model, serve), *_length(model, serve)]
 
+    def gdn_key_head_dim(self, name: str, about: Mapping[str, Any]) -> int | None:
+        """Width of the key heads of a GDN-based model; None where neither its files nor the profile tell."""
+        model, config = self._at_hand(name), (about.get("numbers") or {}).get("config")
+        if model is None and isinstance(config, dict):
+            model = model_of(config, None, "")
+        return whole(model.text.get("linear_key_head_dim")) if model is not None else None
+
     def estimate(
         self, name: str, draft: str | None, serve: Mapping[str, Any], about: Mapping[str, Any]
     ) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .plan_facts import what_is_decided
 from .plan_layers import leaves
 
 
@@ -80,6 +81,11 @@ def plan_table(plan: Mapping[str, Any]) -> str:
         for path, value in leaves({key: value for key, value in instance.items() if key != "name"}, prefix):
             dotted = ".".join(path)
             rows.append((dotted, origins.get(dotted, ""), _short(value)))
+    rows.extend(
+        (f"{entry['for'].replace(' ', 's.', 1)}.{what_is_decided(entry)}", "", "left to the host's facts")
+        for entry in plan["needs"].get("decide", ())
+        if not plan.get("resolved")
+    )
     rows.extend((f"estimates.{found['for']}", "", _estimate(found)) for found in plan["estimates"])
     rows.extend(
         (f"warnings.{found['where']}", "", f"{found['what']} -> {found['remedy']}") for found in plan["warnings"]

@@ -66,4 +66,13 @@ def probes_of(about: Mapping[str, Any], toolchain: str | None, serve: Mapping[st
             wanted.add("gdn-triton")
     if serve.get("numa-bind") is True:
         wanted.add("numa-bind")
+    return _ordered(wanted)
+
+
+def probes_without_toolchain(probes: Collection[str], *, gdn: bool) -> list[str]:
+    """Probes of a host with a toolkit as they are on one without."""
+    return _ordered({*probes} - {"jit-tools"} | {"sampler-off", *(["gdn-triton"] if gdn else [])})
+
+
+def _ordered(wanted: set[str]) -> list[str]:
     return [*(one for one in PROBES if one in wanted), *sorted(wanted - {*PROBES})]

@@ -21,9 +21,9 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.findings import (
 )
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
 from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition import load_release
+from ansible_collections.onprem.vllm.tests.unit.host_facts import GIB, MIB, device, disk, facts, program
 
 ROOT = Path(__file__).parents[2]
-GIB, MIB = 1 << 30, 1 << 20
 BASE = {
     "vllm_mirror_url": "http://m",
     "vllm_client_networks": ["10.0.0.0/8"],
@@ -48,49 +48,17 @@ GPU = compose_plan(
 NUMA = copy.deepcopy(GPU)
 NUMA["instances"][0]["serve"]["numa-bind"] = True
 NUMA["packages"] = [package for package in NUMA["packages"] if package["name"] != "numactl"]
-TOOLKIT = copy.deepcopy(GPU)
-TOOLKIT["instances"][0]["probes"] = ["jit-tools"]  # as the plan has it where vllm_toolchain is toolkit
+TOOLKIT = compose_plan(
+    "h",
+    ["vllm"],
+    {
+        **BASE,
+        "vllm_release": "0.31.0-cu130",
+        "vllm_toolchain": "toolkit",
+        "vllm_instances": {"gemma": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [0]}},
+    },
+)
 BOTH = [CPU["problems"], GPU["problems"]]
-
-
-def device(index: int, **changes: Any) -> dict[str, Any]:
-    return {
-        "index": index,
-        "name": "NVIDIA L40S",
-        "uuid": f"GPU-{index:08d}",
-        "architecture": "Ada Lovelace",
-        "bus": f"0:{index}",
-        "memory_mib": 46068,
-        "memory_used_mib": 0,
-        "mig": False,
-        "persistence": True,
-        "compute_mode": "Default",
-        "recovery": None,
-        "link_width": 16,
-        "link_width_most": 16,
-        "fabric_state": None,
-        "fabric_status": None,
-        "numa_node": 0,
-        "compute_capability": "8.9",
-        "processes": [],
-        **changes,
-    }
-
-
-def disk(free_gib: float, *, exists: bool = False, read_only: bool = False, device: int = 1) -> dict[str, Any]:
-    return {
-        "exists": exists,
-        "device": device,
-        "total": 1000 * GIB,
-        "free": int(free_gib * GIB),
-        "files_free": 10_000_000,
-        "read_only": read_only,
-        "noexec": False,
-    }
-
-
-def program(path: str, *, runs: bool = True) -> dict[str, Any]:
-    return {"path": path, "runs": runs, "version": "1.0"}
 
 
 def tenant(memory_mib: int, name: str = "python3", unit: str | None = None) -> dict[str, Any]:
@@ -117,53 +85,6 @@ def failed(active: str, *causes: str, **changes: Any) -> dict[str, Any]:
 
 def listener(port: int, **changes: Any) -> dict[str, Any]:
     return {"port": port, "addresses": ["0.0.0.0"], "pid": 7, "program": "python3", "unit": None, **changes}
-
-
-def facts(plan: dict[str, Any], change: Callable[[dict[str, Any]], Any] | None = None) -> dict[str, Any]:
-    """A host that has all that the plan needs, then one thing changed."""
-    good: dict[str, Any] = {
-        "os": {"id": "ubuntu", "version": "24.04", "name": "Ubuntu 24.04.3 LTS"},
-        "machine": "x86_64",
-        "kernel": "6.8",
-        "glibc": [2, 39],
-        "cpus": 32,
-        "memory": {"total": 256 * GIB, "available": 200 * GIB},
-        "shm": {**disk(128), "total": 128 * GIB},
-        "disks": {space["path"]: disk(500) for space in plan["needs"]["disk"]},
-        "tmp": disk(100),
-        "listeners": [],
-        "time": {"host": 1000.0, "control": 999.9, "synchronised": True},
-        "container": None,
-        "numa": [{"node": 0, "cpus": "0-31", "memory": 256 * GIB}],
-        "user": None,
-        "instances": {},
-        "unknown": {},
-        "programs": {
-            instance["name"]: {name: program(f"/usr/bin/{name}") for name in ("cc", "c++", "nvcc", "ninja", "numactl")}
-            for instance in plan["instances"]
-        },
-        "selinux": "absent",
-        "apparmor": True,
-        "pythons": {
-            wanted["version"]: {"path": "/usr/bin/python", "version": wanted["version"], "headers": True}
-            for wanted in plan["needs"]["pythons"]
-        },
-        "gpu": {
-            "driver": "580.159.04",
-            "cuda": "13.0",
-            "devices": [device(0), device(1)],
-            "error": None,
-            "topology": {},
-            "fabric": None,
-        },
-        "packages": {package["name"]: {"installed": "1", "candidate": None} for package in plan["packages"]},
-        "systemd": {"running": True, "version": 255, "state": "running"},
-        "firewall": {"tables": [], "programs": [], "cut": []},
-    }
-    good = copy.deepcopy(good)
-    if change is not None:
-        change(good)
-    return good
 
 
 def test_the_plans_are_right() -> None:
@@ -325,7 +246,12 @@ WARNINGS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]]
     ("clock-skew", CPU, lambda f: f["time"].update(host=4000.0), "2999 s ahead of"),
     ("clock-unsynchronised", CPU, lambda f: f["time"].update(synchronised=False), "chrony"),
     ("tmp-noexec", CPU, lambda f: f["tmp"].update(noexec=True), "TMPDIR"),
-    ("numa-unknown", NUMA, lambda f: f["gpu"].update(devices=[device(0, numa_node=None)]), "numa-bind-nodes"),
+    (
+        "numa-unknown",
+        NUMA,
+        lambda f: (f["gpu"].update(devices=[device(0, numa_node=None)]), f["numa"].append({})),
+        "numa-bind-nodes",
+    ),
     ("gpu-busy", GPU, lambda f: f["gpu"].update(devices=[device(0, **tenant(2000))]), "2000 MiB in use by python3 (3)"),
     ("gpu-persistence", GPU, lambda f: f["gpu"].update(devices=[device(0, persistence=False)]), "nvidia-persistenced"),
     ("gpu-link-narrow", GPU, lambda f: f["gpu"].update(devices=[device(0, link_width=4)]), "4 of 16 lanes"),
@@ -378,10 +304,10 @@ def test_one_thing_doubtful_is_one_warning(
 
 
 def test_every_finding_has_a_case() -> None:
-    """The rest is tested below, one by one."""
+    """The rest is tested below, one by one, and what facts decide in test_plan_facts.py."""
     causes = {cause["id"] for cause in known_causes()}
     covered = {case[0] for case in [*CASES, *WARNINGS]} - causes
-    elsewhere = {"gpu-few", "gpu-mixed", "host-unreachable", "inventory", "inventory-doubtful"}
+    elsewhere = {"facts-missing", "gpu-few", "gpu-mixed", "host-unreachable", "inventory", "inventory-doubtful"}
     assert covered | elsewhere == set(known_findings())
     assert not covered & elsewhere
     assert len(CASES) + len(WARNINGS) >= 60
