@@ -23,8 +23,6 @@ def diagnosis(plans: Mapping[str, Mapping[str, Any]], hostvars: Mapping[str, Any
         waived = plain(variables.get("preflight_waived") or [])
         try:
             found += [{"host": str(host), **finding} for finding in diagnose(plain(plan), probe, waived, now)]
-        except ValueError as error:
-            raise AnsibleFilterError(f"{host}: {error}") from error
         except (KeyError, TypeError) as error:
             raise AnsibleFilterError(
                 "onprem.vllm.diagnosis takes plans by host (filter onprem.vllm.plans) and hostvars, in which "

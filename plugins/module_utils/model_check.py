@@ -15,7 +15,8 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "spiece.model
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[a-z]+)")
 _LOCAL_IMPORT = re.compile(r"^\s*from\s+\.(?P<module>\w+)[\w.]*\s+import\b", re.MULTILINE)
-_CODE_OWNERS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
+# Files that may ask for Python code of the model's own.
+CODE_OWNERS = ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 _ZERO_TAIL_BYTES = 1 << 20
 
@@ -61,16 +62,19 @@ def completeness_problems(files: Mapping[str, Path], *, draft: bool = False) -> 
 
     Args:
         files: path in the model's directory -> where the file lies now.
-        draft: a speculative draft model, which may use its target's tokenizer.
+        draft: a speculative draft model, which may use its target's tokenizer. A LoRA adapter is known by its files.
     """
     present = set(files)
     problems = []
-    if not present & {"config.json", "params.json"}:
+    configured = bool(present & {"config.json", "params.json"})
+    # A LoRA adapter is laid over a model that has these.
+    adapter = not configured and "adapter_config.json" in present
+    if not configured and not adapter:
         problems.append("config.json is missing")
     has_tokenizer = bool(present & set(_TOKENIZERS)) or any(
         path.endswith(".tiktoken") or path.startswith("tokenizer.model") for path in files
     )
-    if not draft and not has_tokenizer:
+    if not draft and not adapter and not has_tokenizer:
         problems.append(f"no tokenizer: one of {', '.join(_TOKENIZERS)} is needed (a draft model: set `draft: true`)")
     weights = sorted(path for path in files if path.endswith(_WEIGHTS))
     if not weights:
@@ -108,10 +112,8 @@ def _missing_code(files: Mapping[str, Path]) -> list[str]:
     """Python files that `auto_map` names, and what they import from beside them (the Hub would be asked for them)."""
     problems = []
     pending: list[tuple[str, str]] = []
-    for owner in _CODE_OWNERS:
-        document = (_json(files[owner]) if owner in files else None) or {}
-        auto_map = document.get("auto_map")
-        for reference in _texts(auto_map):
+    for owner in CODE_OWNERS:
+        for reference in auto_map_of(_json(files[owner]) if owner in files else None):
             repository, separator, local = reference.rpartition("--")
             if separator:
                 problems.append(
@@ -132,6 +134,11 @@ def _missing_code(files: Mapping[str, Path]) -> list[str]:
         text = files[module].read_text(encoding="utf-8", errors="replace")
         pending += [(f"{match['module']}.py", module) for match in _LOCAL_IMPORT.finditer(text)]
     return problems
+
+
+def auto_map_of(document: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The classes, as ``module.Class``, that a model's file takes from Python files beside it."""
+    return tuple(dict.fromkeys(_texts((document or {}).get("auto_map"))))
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -62,12 +62,10 @@ def diagnose(plan: Plan, probe: Mapping[str, Any], waived: Iterable[str], now: f
     Args:
         plan: the host's plan, problems and all.
         probe: the result of the module ``host_probe``, or of Ansible where it could not run.
-        waived: identifiers of findings that the operator takes on.
+        waived: identifiers of findings that the operator takes on; of one that does not exist the plan's problems tell.
         now: the control node's clock, not before the facts came back.
-
-    Raises:
-        ValueError: ``waived`` names a finding that does not exist.
     """
+    waived = known_findings().keys() & set(waived)
     found = [
         new_finding(kind, f"{entry['where']} {entry['what']}", "an inventory that composes and suits", entry["remedy"])
         for kind, part in (("inventory", "problems"), ("inventory-doubtful", "warnings"))
@@ -83,7 +81,12 @@ def diagnose(plan: Plan, probe: Mapping[str, Any], waived: Iterable[str], now: f
             )
         )
         return weighed(found, waived)
-    return weighed([*found, *compare(plan, probe["host"], (), now)], waived)
+    try:
+        found += compare(plan, probe["host"], (), now)
+    except ValueError as error:  # what one host's inventory says must not keep the others' findings back
+        what = f"what it says cannot be compared with the host: {error}"
+        found.append(new_finding("inventory", what, "values that can be", "Correct what the message names."))
+    return weighed(found, waived)
 
 
 def report(host: str, findings: Iterable[Finding]) -> str:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..module_utils.model_check import completeness_problems
+from ..module_utils.model_check import CODE_OWNERS, auto_map_of, completeness_problems
 
 _MAPS = ("text_config", "llm_config", "quantization_config", "rope_scaling", "rope_parameters", "auto_map")
 _MOE = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -26,6 +26,7 @@ class Model:
         weight_bytes: of all weight files; None where only a configuration is known.
         missing: what would keep vLLM from loading it with no network, in words.
         source: where the configuration is from.
+        code: files whose ``auto_map`` takes classes from Python files of the model's own, with those classes.
     """
 
     config: Mapping[str, Any]
@@ -33,6 +34,7 @@ class Model:
     missing: tuple[str, ...] = ()
     source: str = ""
     quantisation: str | None = None
+    code: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def text(self) -> Mapping[str, Any]:
@@ -70,10 +72,25 @@ class Model:
             found.append(f"quantised ({self.quantisation})")
         return found
 
-    @property
-    def remote_code(self) -> list[str]:
-        """The classes that its configuration takes from Python files of its own."""
-        return sorted({str(value) for value in (self.config.get("auto_map") or {}).values()})
+
+# What the class of a draft, or its model type, holds, and the method of speculative decoding for it.
+_DRAFTS = {"eagle3": "eagle3", "eagle": "eagle", **{word: word for word in ("dflash", "dspark", "medusa", "mtp")}}
+_MTP_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+
+
+def drafted_by(model: Model) -> str | None:
+    """The method that a draft model was trained for, None for one that says nothing of it.
+
+    Source: SpeculativeConfig.__post_init__ and hf_config_override in vllm/config/speculative.py (0.28.0), which go by
+    architecture and model type.
+    """
+    kind = str(model.config.get("model_type") or "").lower()
+    if kind in _MTP_TYPES:
+        return "mtp"
+    named = " ".join([*model.architectures, kind]).lower()
+    if "peagle" in named:
+        return None
+    return next((method for word, method in _DRAFTS.items() if word in named), None)
 
 
 def is_gdn(text: Mapping[str, Any]) -> bool:
@@ -126,7 +143,8 @@ def _model_at(directory: Path, draft: bool, _stamp: int) -> Model | None:
     total = sum(path.stat().st_size for path in weights) or None
     quantisation = _quantisation(config, _json(directory / "hf_quant_config.json"))
     missing = tuple(completeness_problems(files, draft=draft))
-    return Model(config, total, missing, f"{directory}/config.json", quantisation)
+    code = {owner: found for owner in CODE_OWNERS if (found := auto_map_of(_json(directory / owner)))}
+    return Model(config, total, missing, f"{directory}/config.json", quantisation, code)
 
 
 def _quantisation(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ Nothing here stops at the first thing that is wrong: what cannot be composed is 
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ from .profile import Profile, load_profiles
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
 from .role_variables import Problem, checked, default_of, known_variables, misspelt, nearest, problem
 from .routes import API_KEY
+from .serve_paths import named_paths
 
 INSTANCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
@@ -49,7 +51,11 @@ RESERVED_SERVE = {
     "port": "Set `port` of the instance, so that the firewall opens the same one.",
     "served-model-name": "Set `served_model_name` of the instance.",
     "api-key": "Put VLLM_API_KEY into vllm_secrets: what stands in arguments is world-readable.",
+    "hf-token": "Remove it: hosts ask the mirror alone.",
     "config": "Write the arguments of that file below `serve`.",
+    "spec-method": "Write it as method of serve.speculative-config.",
+    "spec-model": "Set draft_model of the instance.",
+    "spec-tokens": "Write it as num_speculative_tokens of serve.speculative-config.",
 }
 # A process that reaches for the internet hangs for minutes in an air gap (rule 1): these are not open to settings.
 OFFLINE = {
@@ -62,6 +68,7 @@ OFFLINE = {
 # The key that an instance takes beside VLLM_API_KEY while it is changed.
 PREVIOUS_KEY = "PREVIOUS_VLLM_API_KEY"
 PROGRAMS = "/opt/vllm/libexec"
+PARALLEL_SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 BATCH = re.compile(r"[1-9][0-9]*|([1-9][0-9]?|100)%")
 OWNED_PREFIX = "ONPREM_VLLM_"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -71,6 +78,8 @@ UNIT_SETTINGS = (
     *("start_timeout_s", "stop_timeout_s", "shutdown_timeout_s", "restart_delay_s", "start_limit_burst"),
     *("device_timeout_s", "nofile", "oom_score_adjust", "memory_high", "memory_max", "keep_generations"),
 )
+# Beginnings of origins, uppermost layer first.
+_UPPER = ("instance ", "vllm_host_overrides", "vllm_group_overrides", "vllm_profiles.")
 # What is left of the unit's start limit for the readiness step after the engine is up, in seconds.
 READINESS_RESERVE_S = 60
 
@@ -128,6 +137,7 @@ class _Composition:
                 if result is not None:
                     self.set[name] = result
         self.profiles: dict[str, Profile | None] = load_profiles(self.value("vllm_profiles"), self.problems)
+        self.designs: dict[str, dict[str, Any]] = {}
         self.wrong_patches: set[str] = set()
         self.patches = self._patches()
         self.releases: dict[str, Release | None] = {}
@@ -252,7 +262,10 @@ class _Composition:
         if release is not None and (own := release.flashinfer.environment()):
             decided = layer({"environment": own}, f"release {release.name}")
         toolchain = None if release is None or release.variant == "cpu" else self.value("vllm_toolchain")
-        off = settings_without_toolchain(profile.family) if toolchain == "none" else {}
+        asked = chosen.get("model") or self._designed(profile.name).get("model")
+        about = profile.about if self._describes(profile, asked) else {**profile.about, "numbers": {}}
+        family = self.shelf.families(str(asked), about)
+        off = settings_without_toolchain(family) if toolchain == "none" else {}
         base = (self._base(name, release), layer(off, "toolchain none"))
         written = merge_all(profile.settings, decided, *upper)
         settings, origins = resolve(merge_all(*base, written))
@@ -271,16 +284,24 @@ class _Composition:
         gpus = self._gpus(where, settings, release)
         served = settings.get("served_model_name") or model
         self._check_served(where, settings, origins)
-        serve = self._serve(where, settings.get("serve") or {}, origins, gpus)
+        serve = self._serve(where, settings.get("serve") or {}, origins, gpus, release)
+        self._check_size(where, profile, serve, origins)
         environment = self._environment(where, settings.get("environment") or {}, origins, release)
-        self._check_toolchain(where, off, {"serve": serve, "environment": environment}, origins)
+        result = {"serve": serve, "environment": environment}
+        self._check_toolchain(where, off, result, origins)
         secrets = self._secrets(name, environment)
         self._take_previous_key(name, secrets, serve, environment, origins)
         self._check_draft(where, profile, settings, origins, serve)
+        speculative = serve.get("speculative-config")
+        if draft is not None and isinstance(speculative, dict) and "model" not in speculative:
+            serve["speculative-config"] = {**speculative, "model": f"{self.models_root}/{draft}"}
+            origins["serve", "speculative-config", "model"] = origins["draft_model",]
         if release is not None:
             self._check_version(where, release, serve, environment, origins)
+        named_draft, beside = self._named_models(where, serve, origins)
+        draft = draft or (named_draft if named_draft != model else None)  # its own MTP layers are part of its files
         if model is not None:
-            self._check_model(where, model, draft, release, serve, origins)
+            self._check_model(where, model, draft, release, result, origins, about)
         kind = profile.about.get("accelerator") or ("cpu" if release and release.variant == "cpu" else None)
         self.claims.append({"name": name, "port": port, "gpus": gpus, "accelerator": kind, "serve": serve})
         if gpus:
@@ -298,10 +319,6 @@ class _Composition:
             ("served-model-name", "served_model_name", origins["model",]),
         ):
             origins["serve", flag] = origins.get((key,), otherwise)
-        speculative = serve.get("speculative-config")
-        if draft is not None and isinstance(speculative, dict) and "model" not in speculative:
-            serve["speculative-config"] = {**speculative, "model": f"{root}/{draft}"}
-            origins["serve", "speculative-config", "model"] = origins["draft_model",]
         origins["release",] = origins["release_id",] = chosen_from["release",]
         origins.setdefault(("host",), "collection")
         for path, origin in origins.items():
@@ -319,17 +336,17 @@ class _Composition:
             "serve": {**fixed, **serve},
             "environment": dict(sorted(environment.items())),
             "secrets": secrets,
-            "probes": probes_of(profile.about, toolchain, serve),
+            "probes": probes_of(profile.about.get("probes") or (), family, toolchain, serve),
             "_decide": left_to_facts(
                 written,
                 self.set.get("vllm_toolchain", "toolkit" if self._needs_flashinfer(profile, release) else None),
                 release.variant,
                 release.vllm,
-                "gdn" in profile.family,
-                self.shelf.gdn_key_head_dim(model, profile.about),
+                "gdn" in family,
+                self.shelf.gdn_key_head_dim(model, about),
             ),
             "_draft": draft,
-            "_models": [found for found in (model, draft) if found is not None],
+            "_models": list(dict.fromkeys(found for found in (model, draft, *beside) if found is not None)),
             "_networks": networks,
             "_profile": profile,
             "_release": release,
@@ -348,6 +365,23 @@ class _Composition:
             )
             return None
         return self.profiles[name]
+
+    def _designed(self, name: str) -> dict[str, Any]:
+        """The settings of a profile itself."""
+        if name not in self.designs:
+            profile = self.profiles.get(name)
+            self.designs[name] = resolve(profile.settings)[0] if profile is not None else {}
+        return self.designs[name]
+
+    def _describes(self, profile: Profile, model: Any) -> bool:
+        """Whether a profile's numbers are those of a model: a site's profile may take them over with another's name."""
+        same = [name for name in profile.chain if self._numbers(name) == profile.about.get("numbers")]
+        own = [name for name in same if name not in self.value("vllm_profiles") or name == same[-1]]
+        return any(self._designed(name).get("model") == model for name in own)
+
+    def _numbers(self, name: str) -> Any:
+        profile = self.profiles.get(name)
+        return profile.about.get("numbers") if profile is not None else None
 
     def _release(
         self, where: str, name: str | None, origins: dict[tuple[str, ...], str], package: str = "vllm"
@@ -648,7 +682,12 @@ class _Composition:
         return gpus
 
     def _serve(
-        self, where: str, serve: Any, origins: Mapping[tuple[str, ...], str], gpus: Sequence[int | str]
+        self,
+        where: str,
+        serve: Any,
+        origins: Mapping[tuple[str, ...], str],
+        gpus: Sequence[int | str],
+        release: Release | None,
     ) -> dict[str, Any]:
         result: dict[str, Any] = {}
         if not isinstance(serve, dict):
@@ -666,6 +705,8 @@ class _Composition:
                 )
             else:
                 result[flag] = value
+        if release is not None:
+            result = serve_catalogue.plainly(release.vllm, result)
         stop_s = self.value("vllm_service_stop_timeout_s")
         shutdown_s = result.get("shutdown-timeout")
         # null in place of all arguments took it away, too, which has been said.
@@ -689,14 +730,13 @@ class _Composition:
         return result
 
     def _check_parallel(self, where: str, serve: Mapping[str, Any], gpus: Sequence[int | str]) -> None:
-        needed = 1
-        for flag in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"):
+        for flag in PARALLEL_SIZES:
             size = serve.get(flag, 1)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 self.wrong_sizes.add(f"{where}.{flag}")
                 self._wrong(f"{where}.serve.{flag}", f"is {size!r}", "Give a whole number from 1.")
                 return
-            needed *= size
+        needed = gpus_of(serve)
         if gpus and len(gpus) != needed and not self._is_wrong(f"{where}.gpus"):
             self._wrong(
                 f"{where}.gpus",
@@ -704,9 +744,28 @@ class _Composition:
                 "Name as many GPUs, or set serve.tensor-parallel-size.",
             )
 
+    def _check_size(
+        self, where: str, profile: Profile, serve: Mapping[str, Any], origins: Mapping[tuple[str, ...], str]
+    ) -> None:
+        """Whether the parallel sizes make more GPUs than the profile is for."""
+        meant, needed = (profile.about.get("hardware") or {}).get("gpus"), gpus_of(serve)
+        if not meant or needed <= meant or self.wrong_sizes:
+            return
+        own = self._designed(profile.name).get("serve") or {}
+        changed = next((flag for flag in PARALLEL_SIZES if serve.get(flag, 1) != own.get(flag, 1)), PARALLEL_SIZES[0])
+        self._warn(
+            self._setting(where, ("serve", changed), origins),
+            f"the parallel sizes in serve make {needed} GPUs, and profile {profile.name} is for {meant}",
+            "Lower them, or say hardware.gpus in a profile of your own that extends this one.",
+            f"hardware of profile {profile.name}",
+        )
+
     def _setting(self, where: str, path: tuple[str, ...], origins: Mapping[tuple[str, ...], str]) -> str:
-        """Where a setting was written: the variable's path, or the profile's."""
-        origin = next((origins[key] for key in origins if key[: len(path)] == path), "")
+        """Where a setting was written: the variable's path, or the profile's. Of a map, what lies uppermost in it."""
+        found = [origins[path]] if path in origins else [origins[key] for key in origins if key[: len(path)] == path]
+        origin = min(
+            found, key=lambda one: next((at for at, name in enumerate(_UPPER) if one.startswith(name)), 9), default=""
+        )
         dotted = ".".join(path)
         if origin.startswith(("vllm_", "profile ", "release ")):
             return f"{origin}.{dotted}"
@@ -737,8 +796,9 @@ class _Composition:
     ) -> None:
         """Whether draft model and speculative-config belong together."""
         draft, speculative = settings.get("draft_model"), serve.get("speculative-config")
-        designed, _unused = resolve(profile.settings)
+        designed = self._designed(profile.name)
         place = self._setting(where, ("serve", "speculative-config"), origins)
+        removed = f"{where}.draft_model"
         if (
             draft is None
             and designed.get("draft_model")
@@ -746,30 +806,48 @@ class _Composition:
             and "model" not in speculative
         ):
             self._wrong(
-                f"{where}.draft_model",
+                removed,
                 f"is removed, and serve.speculative-config still asks for the draft of profile {profile.name}",
                 "Set serve.speculative-config to null as well, or leave draft_model.",
             )
         if draft is None or self._is_wrong(place):
             return
-        if isinstance(speculative, str):
-            self._wrong(place, "is text, so the path of draft_model cannot be put into it", "Write it as a map.")
-        elif speculative is None and f"{where}.serve" not in self.removed:
+        if speculative is None and f"{where}.serve" not in self.removed:
             self._warn(
-                f"{where}.draft_model",
+                removed,
                 f"{draft} is staged, and no speculative-config uses it",
                 "Set draft_model to null as well, or serve.speculative-config.",
                 "vLLM drafts nothing without --speculative-config",
             )
-        method = speculative.get("method") if isinstance(speculative, dict) else None
-        wanted = ((designed.get("serve") or {}).get("speculative-config") or {}).get("method")
-        if isinstance(speculative, dict) and wanted and draft == designed.get("draft_model") and method != wanted:
+        if not isinstance(speculative, dict):
+            return  # no map, which the version's own check says
+        kind, by = self._drafted_by(draft, profile)
+        method = serve_catalogue.speculative_method(speculative)
+        if kind is not None and method != kind:
             self._wrong(
                 self._setting(where, ("serve", "speculative-config", "method"), origins),
-                f"is {method!r}, and the draft {draft} is of the kind {wanted!r} by profile {profile.name}: vLLM "
-                "stops at an assertion while it loads the draft",
-                f"Write {wanted}, or name another draft_model.",
+                f"is {method!r}, and the draft {draft} is of the kind {kind!r} by {by}: vLLM stops at an assertion "
+                "while it loads the draft",
+                f"Write {kind}, or name another draft_model.",
             )
+        elif serve_catalogue.drafts_alone(speculative):
+            self._warn(
+                removed,
+                f"{draft} is staged, and method {method} of speculative-config uses no draft model",
+                "Set draft_model to null, or another method.",
+                "vllm/config/speculative.py, SpeculativeConfig.__post_init__",
+            )
+
+    def _drafted_by(self, draft: str, profile: Profile) -> tuple[str | None, str]:
+        """The method that a draft is made for, and who says so: its own files, or the profile that pairs the two."""
+        if (kind := self.shelf.drafted_by(draft)) is not None:
+            return kind, "its config.json"
+        for name in reversed(profile.chain):  # what a site lays over a shipped profile changes no draft
+            designed = self._designed(name) if name == profile.name or name not in self.value("vllm_profiles") else {}
+            kind = serve_catalogue.speculative_method((designed.get("serve") or {}).get("speculative-config"))
+            if kind is not None and draft == designed.get("draft_model"):
+                return kind, f"profile {name}"
+        return None, ""
 
     def _check_version(
         self,
@@ -796,14 +874,52 @@ class _Composition:
                 f"vllm/envs.py of {release.vllm}",
             )
 
+    def _named_models(
+        self, where: str, serve: Mapping[str, Any], origins: Mapping[tuple[str, ...], str]
+    ) -> tuple[str | None, list[str]]:
+        """The draft and all models that arguments name by their paths: they have to be staged like the model itself."""
+        draft: str | None = None
+        models: list[str] = []
+        for named in named_paths(serve):
+            place = self._setting(where, ("serve", *named.at), origins)
+            name = named.below(self.models_root)
+            if self._is_wrong(place):
+                continue
+            if not named.absolute or ".." in named.path.split("/"):
+                hub = ", and vLLM would ask the Hub for it, which no host reaches" if named.repository else ""
+                self._wrong(
+                    place,
+                    f"is {named.path!r}, no absolute path{hub}",
+                    f"Stage it with vllm_models and write {self.models_root}/<name>, or the file's whole path.",
+                )
+            elif name is None:
+                self._warn(
+                    place,
+                    f"is {named.path}, where nothing of the collection puts anything",
+                    f"See that it is there and that the service user may read it, or stage it with vllm_models below "
+                    f"{self.models_root}.",
+                    "vllm_models is all that a bundle carries",
+                )
+            elif name not in self.value("vllm_models"):
+                self._wrong(
+                    place,
+                    f"is {named.path}, and vllm_models does not say where {name} comes from",
+                    f"Add vllm_models.{name}; {nearest(name, self.value('vllm_models'))}",
+                )
+            else:
+                models.append(name)
+                draft = name if named.draft else draft
+        return draft, models
+
     def _check_model(
         self,
         where: str,
         model: str,
         draft: str | None,
         release: Release | None,
-        serve: Mapping[str, Any],
+        settings: Mapping[str, Mapping[str, Any]],
         origins: Mapping[tuple[str, ...], str],
+        about: Mapping[str, Any],
     ) -> None:
         """The model's own files, where they are at hand, against arguments and release."""
         for name in filter(None, (model, draft)):
@@ -812,7 +928,7 @@ class _Composition:
                 if all(other["what"] != found or other["where"] != place for other in self.problems):
                     self._wrong(place, found, "Complete the model's directory, or stage it anew.")
         version = release.vllm if release is not None else None
-        for finding in self.shelf.findings(model, version, serve):
+        for finding in self.shelf.findings(model, version, settings["serve"], settings["environment"], about):
             place = self._setting(where, ("serve", finding.flag), origins) if finding.flag else f"{where}.model"
             if finding.stops:
                 self._wrong(place, finding.what, finding.remedy)
@@ -1091,7 +1207,7 @@ class _Composition:
             ],
             "gpus": [
                 {
-                    "count": wanted.get("gpus", 1),
+                    "count": max(wanted.get("gpus", 1), gpus_of(found["serve"])),
                     "named": found["gpus"],
                     "memory_gib": wanted.get("gpu_memory_gib"),
                     "compute_capability": wanted.get("compute_capability"),
@@ -1282,6 +1398,12 @@ def _named_patches(definition: Any) -> list[str]:
 
 def _shipped_patches(release: str) -> list[str]:
     return _named_patches(read_yaml(COLLECTION / "catalogue" / "releases" / f"{release}.yml"))
+
+
+def gpus_of(serve: Mapping[str, Any]) -> int:
+    """GPUs that an instance takes by its arguments; sizes that are none count as one."""
+    sizes = [serve.get(flag) for flag in PARALLEL_SIZES]
+    return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
 def _settings(serve: Mapping[str, Any]) -> str:

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .memory_estimate import GIB, estimate
-from .model_knowledge import Model, model_at, model_of, whole
+from .model_knowledge import Model, drafted_by, model_at, model_of, whole
 from .serve_catalogue import Finding, catalogued_versions, serve_catalogue, size
 
 
@@ -24,8 +24,14 @@ class ModelShelf:
     def __init__(self, sources: Mapping[str, Any], bundle: str | None) -> None:
         self._sources = sources
         self._bundle = bundle
+        self._seen: dict[tuple[str, bool], Model | None] = {}
 
     def _at_hand(self, name: str, draft: bool = False) -> Model | None:
+        if (name, draft) not in self._seen:
+            self._seen[name, draft] = self._found(name, draft)
+        return self._seen[name, draft]
+
+    def _found(self, name: str, draft: bool) -> Model | None:
         directories = [(self._sources.get(name) or {}).get("directory")]
         directories.append(f"{self._bundle}/models/{name}" if self._bundle else None)
         found = (model_at(Path(one), draft) for one in directories if one)
@@ -36,6 +42,16 @@ class ModelShelf:
         model = self._at_hand(name, draft or bool((self._sources.get(name) or {}).get("draft")))
         return model.missing if model is not None else ()
 
+    def drafted_by(self, name: str) -> str | None:
+        """The method of speculative decoding that a draft was trained for, where its files say so."""
+        model = self._at_hand(name, draft=True)
+        return drafted_by(model) if model is not None else None
+
+    def families(self, name: str, about: Mapping[str, Any]) -> set[str]:
+        """Families of a model in lower case, by its files or a profile's numbers, and those that the profile says."""
+        model = self._known(name, about)
+        return {*(about.get("family") or ()), *(family.lower() for family in (model.families if model else ()))}
+
     def notes(self, name: str, where: str) -> list[dict[str, str]]:
         """What is worth knowing of a model whose files are at hand, or that they are not."""
         model = self._at_hand(name)
@@ -45,23 +61,46 @@ class ModelShelf:
         found = []
         if model.families:
             found.append({"where": where, "what": f"{name} is {', '.join(model.families)}"})
-        if model.remote_code:
-            what = f"{name} brings Python code of its own ({', '.join(model.remote_code)}), all of its files are local"
-            found += [] if model.missing else [{"where": where, "what": what}]
+        if model.code and not model.missing:
+            owners = "; ".join(f"{owner} asks for {', '.join(classes)}" for owner, classes in model.code.items())
+            what = f"{name} brings Python code of its own, all of its files are local: {owners}"
+            found.append({"where": where, "what": what})
         return found
 
-    def findings(self, name: str, version: str | None, serve: Mapping[str, Any]) -> list[Finding]:
-        """Arguments and release against the model; ``version`` is vLLM's, None where the release is wrong."""
-        model = self._at_hand(name)
+    def findings(
+        self,
+        name: str,
+        version: str | None,
+        serve: Mapping[str, Any],
+        environment: Mapping[str, str],
+        about: Mapping[str, Any],
+    ) -> list[Finding]:
+        """Arguments and release against the model.
+
+        Args:
+            version: vLLM's, None where the release is wrong.
+            about: the profile's ``numbers`` stand in for files that are not at hand.
+        """
+        model = self._known(name, about)
         if model is None:
             return []
-        return [*_registration(model, version, serve), *_parallel(model, serve), *_length(model, serve)]
+        found = [*_registration(model, version, serve), *_code(model, version, serve), *_parallel(model, serve)]
+        # vllm/envs.py: whoever sets it takes wrong answers beyond the model's own positions on.
+        return found if environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1" else [*found, *_length(model, serve)]
+
+    def _known(self, name: str, about: Mapping[str, Any]) -> Model | None:
+        """The model from its files, else from the numbers of a profile."""
+        numbers = about.get("numbers") or {}
+        # A profile whose numbers are incomplete is a problem of its own.
+        if not isinstance(numbers.get("config"), dict) or not numbers.get("weights_gib"):
+            return self._at_hand(name)
+        return self._at_hand(name) or model_of(
+            numbers["config"], int(numbers["weights_gib"] * GIB), str(numbers.get("source"))
+        )
 
     def gdn_key_head_dim(self, name: str, about: Mapping[str, Any]) -> int | None:
         """Width of the key heads of a GDN-based model; None where neither its files nor the profile tell."""
-        model, config = self._at_hand(name), (about.get("numbers") or {}).get("config")
-        if model is None and isinstance(config, dict):
-            model = model_of(config, None, "")
+        model = self._known(name, about)
         return whole(model.text.get("linear_key_head_dim")) if model is not None else None
 
     def estimate(
@@ -69,13 +108,9 @@ class ModelShelf:
     ) -> dict[str, Any]:
         """The memory estimate of an instance; ``about`` is its profile's."""
         numbers, hardware = about.get("numbers") or {}, about.get("hardware") or {}
-        model, helper = self._at_hand(name), self._at_hand(draft, True) if draft else None
-        # A profile whose numbers are incomplete is a problem of its own.
-        if model is None and isinstance(numbers.get("config"), dict) and numbers.get("weights_gib"):
-            source = str(numbers.get("source"))
-            model = model_of(numbers["config"], int(numbers["weights_gib"] * GIB), source)
-            if draft and helper is None and numbers.get("draft_gib"):
-                helper = model_of({}, int(numbers["draft_gib"] * GIB), source)
+        model, helper = self._known(name, about), self._at_hand(draft, True) if draft else None
+        if draft and helper is None and numbers.get("draft_gib") and self._at_hand(name) is None:
+            helper = model_of({}, int(numbers["draft_gib"] * GIB), str(numbers.get("source")))
         if model is None:
             return {
                 "verdict": "unknown",
@@ -89,13 +124,7 @@ class ModelShelf:
 
 def _registration(model: Model, version: str | None, serve: Mapping[str, Any]) -> list[Finding]:
     """Whether vLLM has an implementation of its own for one of the architectures."""
-    known = serve_catalogue(version) if version else None
-    if (
-        known is None
-        or not model.architectures
-        or _registered(model, known)
-        or serve.get("model-impl") == "transformers"
-    ):
+    if _implemented(model, version) is not False or serve.get("model-impl") == "transformers":
         return []
     having = [one for one in catalogued_versions() if _registered(model, serve_catalogue(one) or {})]
     return [
@@ -104,10 +133,35 @@ def _registration(model: Model, version: str | None, serve: Mapping[str, Any]) -
             f"vLLM {version} registers no {' or '.join(model.architectures)}"
             + (f"; {', '.join(having)} do" if having else "; no catalogued version does"),
             "Choose a release of such a version." if having else "See whether its own Transformers backend can run it.",
-            stops=False,
+            stops=serve.get("model-impl") == "vllm",
             source=f"vllm/model_executor/models/registry.py of {version}, catalogue/serve/{version}.json",
         )
     ]
+
+
+def _code(model: Model, version: str | None, serve: Mapping[str, Any]) -> Iterator[Finding]:
+    """Python code of the model's own that vLLM would have to run, and may not."""
+    if serve.get("trust-remote-code") is True:
+        return
+    source = "vllm/transformers_utils/config.py, HFConfigParser"
+    remedy = "Read that code, then set trust-remote-code: true."
+    for owner, classes in model.code.items():
+        named = ", ".join(classes)
+        if owner != "config.json":
+            what = (
+                f"is not set, and {owner} names code of the model's own ({named}), which vLLM may need and then stops"
+            )
+            yield Finding("trust-remote-code", what, remedy, False, source)
+        elif _implemented(model, version) is False:
+            classes_of = " or ".join(model.architectures)
+            what = f"is not set, and vLLM {version} has nothing for {classes_of} but the model's own code ({named})"
+            yield Finding("trust-remote-code", what, remedy, source=source)
+
+
+def _implemented(model: Model, version: str | None) -> bool | None:
+    """Whether a version of vLLM has an implementation of its own; None where that is not known."""
+    known = serve_catalogue(version) if version else None
+    return _registered(model, known) if known is not None and model.architectures else None
 
 
 def _registered(model: Model, known: Mapping[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What numbers, sizes, paths and accounts of the inventory may be: catalogue/ranges.yml, laid over the types.
+"""What numbers, sizes, texts, paths and accounts of the inventory may be: catalogue/ranges.yml, laid over the types.
 
 A type alone lets ``-1`` be a timeout and ``/`` the directory that teardown empties.
 """
@@ -64,6 +64,7 @@ def _rules() -> dict[str, Range]:
     return {
         **{name: number_range(**limits) for name, limits in spec["numbers"].items()},
         **{name: _size_range(**limits) for name, limits in spec["sizes"].items()},
+        **{name: _text_range(**rule) for name, rule in spec["texts"].items()},
         **{name: _path_range(rule, spec["system"]) for name, rule in spec["paths"].items()},
         **{name: _account_range(spec["system_accounts"]) for name in spec["accounts"]},
     }
@@ -133,6 +134,11 @@ def _size_range(least: str) -> Range:
     return Range(allowed, wrong)
 
 
+def _text_range(form: str, like: str) -> Range:
+    whole = re.compile(form)
+    return Range(f"text such as {like}", lambda value: None if whole.fullmatch(value) else "not of that form")
+
+
 def _path_range(rule: Mapping[str, Any], system: Mapping[str, list[str]]) -> Range:
     here, file = rule.get("here", False), rule.get("file", False)
     parents = rule.get("parent", [])
@@ -144,6 +150,8 @@ def _path_range(rule: Mapping[str, Any], system: Mapping[str, list[str]]) -> Ran
         if not value.isprintable():
             return "no path: it holds control characters"
         if here:
+            if value[0] == "~":
+                return "a path that begins with ~, which only a shell replaces"
             if file and value.endswith("/"):
                 return "a directory, where a file is meant"
             taken = guarded and _normal(value) in {*system["alone"], *system["within"]}

@@ -47,22 +47,25 @@ def settings_without_toolchain(family: Collection[str]) -> dict[str, dict[str, s
     }
 
 
-def probes_of(about: Mapping[str, Any], toolchain: str | None, serve: Mapping[str, Any]) -> list[str]:
+def probes_of(
+    listed: Collection[str], family: Collection[str], toolchain: str | None, serve: Mapping[str, Any]
+) -> list[str]:
     """The probes of one instance: what its profile lists, and what accelerator, toolchain and arguments imply.
 
     Args:
-        about: the profile's keys ``probes`` and ``family``.
+        listed: those of the profile.
+        family: the families of the model.
         toolchain: ``toolkit`` or ``none``; None where the release runs on the CPU.
         serve: arguments of vLLM.
     """
-    wanted = {*(about.get("probes") or []), "offline", "import", "read-only"}
+    wanted = {*listed, "offline", "import", "read-only"}
     if toolchain is not None:
         wanted |= {"versions-agree", "compiler"}
     if toolchain == "toolkit":
         wanted.add("jit-tools")
     if toolchain == "none":
         wanted.add("sampler-off")
-        if "gdn" in (about.get("family") or ()):
+        if "gdn" in family:
             wanted.add("gdn-triton")
     if serve.get("numa-bind") is True:
         wanted.add("numa-bind")

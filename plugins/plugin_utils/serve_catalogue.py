@@ -20,7 +20,7 @@ from typing import Any
 from .catalogue import COLLECTION, CatalogueError
 from .plan_ranges import number_range
 from .role_variables import nearest
-from .serve_config import ServeArgumentRefused, command_words
+from .serve_config import JSON_LISTS, ServeArgumentRefused, command_words
 
 try:
     from packaging.version import Version
@@ -95,22 +95,67 @@ def findings(version: str, serve: Mapping[str, Any]) -> list[Finding]:
         serve: long names without dashes to values, as in a plan.
     """
     known = serve_catalogue(version)
-    if known is None:  # what holds for every version
-        return [*_sizes(serve), *_out_of_bounds(_common_bounds(), serve), *_batch(serve), *_utilisation(serve)]
+    found = misread(version, serve)
+    if known is not None:
+        what = f"is deprecated in vLLM {version}, and goes in a later one"
+        remedy = "See its description in `vllm serve --help=all`."
+        old = (flag for flag in serve if known["flags"].get(_names(version).get(flag, ""), {}).get("deprecated"))
+        found += [Finding(flag, what, remedy, False, _source(version)) for flag in old]
+    right = {flag: value for flag, value in serve.items() if flag not in {one.flag for one in found if one.stops}}
+    if known is not None:
+        found += _parser_names(version, known, right)
+    found += [*_speculative(version, known, right), *_out_of_bounds(_bounds(version), right)]
+    for check in (_sizes, _batch, _utilisation, _one_host):
+        found += check(right)
+    return found
+
+
+def misread(version: str, serve: Mapping[str, Any]) -> list[Finding]:
+    """Of all arguments together, what the parser of ``version`` does not take, or would read as something else."""
     found: list[Finding] = []
+    first: dict[str, str] = {}
     for flag, value in serve.items():
         if value is None:
             continue
         if (reason := refused(version, flag, value)) is not None:
             found.append(reason)
-        elif known["flags"][_names(version)[flag]].get("deprecated"):
-            what = f"is deprecated in vLLM {version}, and goes in a later one"
-            found.append(
-                Finding(flag, what, "See its description in `vllm serve --help=all`.", False, _source(version))
-            )
-    right = {flag: value for flag, value in serve.items() if flag not in {one.flag for one in found if one.stops}}
-    found += [*_parser_names(version, known, right), *_sizes(right), *_speculative(version, known, right)]
-    return [*found, *_out_of_bounds(_bounds(version), right), *_batch(right), *_utilisation(right)]
+        # A negative form, an alias: the last one on the command line would win.
+        if (other := first.setdefault(_names(version).get(flag, flag.removeprefix("no-")), flag)) != flag:
+            found.append(Finding(flag, f"is {other} once more", "Keep one of the two.", source="serve_config"))
+    return found
+
+
+def plainly(version: str, serve: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments in the one form that whatever compares them reads; vLLM reads the same from the others.
+
+    A list of one is its item where the flag takes one value, text that is a number or a map to its flag is that.
+    """
+    return {flag: _plainly(flag, _spec(version, flag), value) for flag, value in serve.items()}
+
+
+def _plainly(flag: str, spec: Mapping[str, Any], value: Any) -> Any:
+    kind = spec.get("type", "str")
+    if flag in JSON_LISTS or "nargs" in spec or spec.get("kind", "store") != "store":
+        return value
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str) or kind not in ("int", "float", "json"):
+        return value
+    try:
+        read = _CONVERSIONS[kind](value)
+    except ValueError:
+        return value
+    return read if isinstance(read, dict if kind == "json" else (int, float)) else value
+
+
+@cache
+def _spec(version: str, flag: str) -> Mapping[str, Any]:
+    """What is known of a flag; of a version that is not catalogued, where all that are say the same."""
+    if (known := serve_catalogue(version)) is not None:
+        return known["flags"].get(_names(version).get(flag, ""), {})
+    specs = [_spec(one, flag) for one in catalogued_versions()]
+    first, *rest = ({key: spec[key] for key in ("kind", "nargs", "type") if key in spec} for spec in specs)
+    return first if all(other == first for other in rest) else {}
 
 
 def _source(version: str) -> str:
@@ -121,15 +166,16 @@ def _source(version: str) -> str:
 
 
 def refused(version: str, flag: str, value: Any) -> Finding | None:
-    """Why the parser of ``version`` does not take this argument, or None where it does."""
-    known = serve_catalogue(version) or {"flags": {}}
-    name = _names(version).get(flag)
-    if name is None:
+    """Why the parser of ``version`` does not take this argument, or None where it does, or nobody has asked it."""
+    known = serve_catalogue(version)
+    if known is not None and flag not in _names(version):
         return _unknown(version, flag)
     try:
         spoken = command_words(flag, value)
     except ServeArgumentRefused as error:
         return Finding(flag, "has no form that vLLM reads back as meant", str(error))
+    if known is None:
+        return None
     for option, words in spoken:
         owner = _names(version).get(option)
         if owner is None:
@@ -315,13 +361,37 @@ def _fields_problem(spec: Mapping[str, Any], value: Mapping[str, Any]) -> tuple[
         if "choices" in field and isinstance(inner, str) and inner not in field["choices"]:
             near = nearest(inner, [str(choice) for choice in field["choices"]])
             return f"{key} {inner!r} is none of the choices", near[0].upper() + near[1:]
-        if field.get("type") in ("int", "float", "bool") and isinstance(inner, (dict, list)):
-            return f"{key} is {_shown(inner)}", f"Give {field['type']}."
+        if (kind := field.get("type")) is not None and not _is_of(kind, inner):
+            return f"{key} is {_shown(inner)}", f"Give {_KINDS[kind]}."
         if "bounds" in field and (number := _finite(inner)) is not None:
             allowed = number_range(**field["bounds"])
             if allowed.wrong(number):
                 return f"{key} is {_shown(inner)}, which is out of range", f"Give {allowed.allowed}."
     return None
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_WHOLE = re.compile(r"\s*[+-]?[0-9]+(_[0-9]+)*(\.0*)?\s*")
+_TRUTHS = frozenset({"0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    """Whether pydantic takes a value for a field of a kind, as it does where nothing is strict."""
+    if kind == "str" or isinstance(value, (dict, list)) or value is None:
+        return isinstance(value, str)
+    if kind == "bool":
+        return value.lower() in _TRUTHS if isinstance(value, str) else value in (0, 1)
+    if kind == "int":
+        return bool(_WHOLE.fullmatch(value)) if isinstance(value, str) else value == value // 1
+    return not isinstance(value, str) or _number(value)
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _finite(value: Any) -> float | None:
@@ -345,7 +415,9 @@ _PORTS = {"least": 1, "most": 65535, "of": "a port of TCP"}
 @cache
 def _bounds(version: str) -> dict[str, dict[str, Any]]:
     """Each flag of a version with a number in it, with what the number is held to and where that is known from."""
-    known = serve_catalogue(version) or {"flags": {}}
+    known = serve_catalogue(version)
+    if known is None:
+        return _common_bounds()
     found: dict[str, dict[str, Any]] = {}
     for flag, spec in known["flags"].items():
         if spec.get("type") not in ("int", "float", "size", "size-or-auto"):
@@ -422,23 +494,68 @@ def _sizes(serve: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _speculative(version: str, known: Mapping[str, Any], serve: Mapping[str, Any]) -> Iterator[Finding]:
-    value = serve.get("speculative-config")
-    if not isinstance(value, dict):
+# Methods whose draft is part of the model itself, or that draft without one.
+_WITHOUT_DRAFT = frozenset({"mtp", "dspark", "ngram", "ngram_gpu", "suffix", "extract_hidden_states"})
+# Those whose draft's configuration may say how many tokens it guesses.
+_COUNTED_BY_DRAFT = frozenset({"mtp", "dspark", "dflash", "medusa", "mlp_speculator"})
+
+
+def speculative_method(value: Any) -> str | None:
+    """The method of a speculative_config by its one name: each family's own MTP is mtp to vLLM."""
+    method = value.get("method") if isinstance(value, Mapping) else None
+    return "mtp" if isinstance(method, str) and method.endswith("_mtp") else method
+
+
+def drafts_alone(value: Any) -> bool:
+    """Whether a speculative_config's method has no use for a draft model."""
+    return speculative_method(value) in _WITHOUT_DRAFT - {"mtp", "dspark"}
+
+
+def _speculative(version: str, known: Mapping[str, Any] | None, serve: Mapping[str, Any]) -> Iterator[Finding]:
+    value, flag = serve.get("speculative-config"), "speculative-config"
+    if value is None:
         return
-    reason = _fields_problem(known["speculative"], value)
-    if reason is not None:
-        source = f"SpeculativeConfig of vLLM {version}, catalogue/serve/{version}.json"
-        yield Finding("speculative-config", f"{reason[0]} in vLLM {version}", reason[1], source=source)
+    source = f"SpeculativeConfig of vLLM {version}"
+    if not isinstance(value, Mapping):
+        yield Finding(flag, f"is {_shown(value)}: it is no map", "Give a map.", source=source)
+    elif known is not None and (reason := _fields_problem(known["speculative"], value)) is not None:
+        yield Finding(flag, f"{reason[0]} in vLLM {version}", reason[1], source=source)
+    else:
+        for what, remedy in _undrafted(value, serve):
+            yield Finding(flag, what, remedy, source="vllm/config/speculative.py, SpeculativeConfig.__post_init__")
+
+
+def _undrafted(value: Mapping[str, Any], serve: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What speculative decoding lacks, or has too much of, whatever the models."""
+    method, model = speculative_method(value), value.get("model")
+    if method is None and model is None:
+        yield "names neither a method nor a draft model", "Set draft_model of the instance, or method: ngram."
+        return
+    if model is None and method not in _WITHOUT_DRAFT:
+        yield (
+            f"asks for method {method}, which needs a model",
+            ("Set model to the proposer's class." if method == "custom_class" else "Set draft_model of the instance."),
+        )
+    counted = method == "suffix" or (model is not None and method in {None, *_COUNTED_BY_DRAFT})
+    if value.get("num_speculative_tokens") is None and not counted:
+        yield "does not say how many tokens to guess", "Set num_speculative_tokens."
+    if value.get("tensor_parallel_size") is not None:
+        yield "has tensor_parallel_size, which vLLM refuses there", "Write draft_tensor_parallel_size."
+    wide, tensor = value.get("draft_tensor_parallel_size"), serve.get("tensor-parallel-size", 1)
+    if wide is not None and wide not in (1, tensor):
+        yield f"splits the draft over {wide} GPUs, the model over {tensor}", f"Set it to 1 or {tensor}."
+    shortest, longest = value.get("prompt_lookup_min"), value.get("prompt_lookup_max")
+    if isinstance(shortest, int) and isinstance(longest, int) and shortest > longest:
+        yield f"has prompt_lookup_min {shortest} above prompt_lookup_max {longest}", "Raise prompt_lookup_max."
 
 
 def _batch(serve: Mapping[str, Any]) -> Iterator[Finding]:
     source = "vllm/config/scheduler.py, verify_max_model_len"
     batched = size(serve.get("max-num-batched-tokens"))
-    sequences, length = serve.get("max-num-seqs"), size(serve.get("max-model-len"))
+    sequences, length = size(serve.get("max-num-seqs")), size(serve.get("max-model-len"))
     if batched is None:
         return
-    if isinstance(sequences, int) and not isinstance(sequences, bool) and batched < sequences:
+    if sequences is not None and batched < sequences:
         yield Finding(
             "max-num-batched-tokens",
             f"is {batched:,}, below max-num-seqs {sequences:,}: vLLM refuses to start",
@@ -453,6 +570,33 @@ def _batch(serve: Mapping[str, Any]) -> Iterator[Finding]:
             "Raise it to max-model-len, or leave enable-chunked-prefill on.",
             source=source,
         )
+
+
+# What splits one server over several processes or hosts, with the value that does not.
+_OF_ONE = {
+    "nnodes": 1,
+    "node-rank": 0,
+    "headless": False,
+    "data-parallel-rank": None,
+    "data-parallel-start-rank": None,
+    "data-parallel-hybrid-lb": False,
+    "data-parallel-external-lb": False,
+}
+
+
+def _one_host(serve: Mapping[str, Any]) -> Iterator[Finding]:
+    """Arguments of a server of which one process is a part: its start would wait for parts that nothing starts."""
+    source = "vllm/entrypoints/cli/serve.py"
+    size_local = serve.get("data-parallel-size-local")
+    split = {flag for flag, single in _OF_ONE.items() if serve.get(flag, single) != single}
+    if size_local is not None and size_local != serve.get("data-parallel-size", 1):
+        split.add("data-parallel-size-local")
+    for flag in sorted(split):
+        what = f"is {_shown(serve[flag])}, for a server of several hosts or processes, and an instance is one on one"
+        yield Finding(flag, what, "Remove it; serve a model from several hosts through the proxy.", source=source)
+    if serve.get("grpc") is True:
+        what = "serves gRPC alone, which neither the readiness completion nor the proxy speaks"
+        yield Finding("grpc", what, "Remove it.", source=source)
 
 
 def _utilisation(serve: Mapping[str, Any]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from ansible_collections.onprem.vllm.tests.unit.plan_inputs import (
     GPU,
     MIXED,
     PROFILE,
+    RELEASE,
     SM120,
     TINY,
     instance,
@@ -27,6 +28,21 @@ def gemma(**settings: Any) -> dict[str, Any]:
 def serve(**arguments: Any) -> dict[str, Any]:
     """Arguments of the tiny instance; _ stands for -."""
     return instance(serve={name.replace("_", "-"): value for name, value in arguments.items()})
+
+
+def numbers(**config: Any) -> dict[str, Any]:
+    """Numbers of a profile for the memory estimate."""
+    return {"weights_gib": 1, "config": config, "source": "a test"}
+
+
+# On vLLM 0.31, where a share of the GPU's memory has a second name.
+SHARED = {**TINY, "vllm_release": "0.31.0-cpu", "vllm_host_overrides": {"serve": {"gpu-memory-utilization": 0.9}}}
+# On a version whose arguments nobody has looked at.
+UNCATALOGUED = {
+    **TINY,
+    "vllm_release": "mine",
+    "vllm_releases": {"mine": {**CPU_RELEASE, "vllm": "0.29.0", "lock": str(RELEASE.lock_path)}},
+}
 
 
 BAD = [
@@ -579,11 +595,219 @@ BAD = [
         "Write mtp",
     ),
     (
-        "speculative decoding as text beside a draft",
+        "speculative decoding as text that is wrong beside a draft",
         GPU,
-        gemma(serve={"speculative-config": '{"method": "mtp"}'}),
+        gemma(serve={"speculative-config": '{"method": "foo", "num_speculative_tokens": 4}'}),
+        "vllm_instances.gemma.serve.speculative-config.method",
+        "Write mtp",
+    ),
+    (
+        "speculative decoding as text that is wrong",
+        TINY,
+        serve(speculative_config='{"method": "foo", "num_speculative_tokens": 4}'),
+        "vllm_instances.glm.serve.speculative-config",
+        "'foo' is none of the choices",
+    ),
+    ("speculative decoding as a list", TINY, serve(speculative_config="[1]"), None, "it is no map"),
+    (
+        "method of another kind in a profile laid over the shipped one",
+        GPU,
+        {
+            "vllm_profiles": {
+                "ours": {"extends": "gemma-4-26b-l40s", "serve": {"speculative-config": {"method": "eagle3"}}}
+            },
+            **gemma(profile="ours"),
+        },
+        "vllm_profiles.ours.serve.speculative-config.method",
+        "of the kind 'mtp' by profile gemma-4-26b-l40s",
+    ),
+    *(
+        (
+            f"method {method} without a draft",
+            TINY,
+            serve(speculative_config={"method": method, "num_speculative_tokens": 3}),
+            "vllm_instances.glm.serve.speculative-config",
+            "which needs a model",
+        )
+        for method in ("eagle3", "draft_model", "medusa", "dflash", "custom_class")
+    ),
+    ("no method and no draft", TINY, serve(speculative_config={"num_speculative_tokens": 3}), None, "neither a method"),
+    ("guessing without a number", TINY, serve(speculative_config={"method": "ngram"}), None, "how many tokens"),
+    *(
+        (
+            f"speculated tokens {value!r}",
+            TINY,
+            serve(speculative_config={"method": "ngram", "num_speculative_tokens": value}),
+            "vllm_instances.glm.serve.speculative-config",
+            "Give a whole number",
+        )
+        for value in ("four", 2.5, "2.5", [4], "")
+    ),
+    (
+        "text for a truth",
+        TINY,
+        serve(speculative_config={"method": "ngram", "num_speculative_tokens": 3, "parallel_drafting": "maybe"}),
+        None,
+        "Give true or false",
+    ),
+    (
+        "lookups of a length below the shortest",
+        TINY,
+        serve(
+            speculative_config={
+                "method": "ngram",
+                "num_speculative_tokens": 3,
+                "prompt_lookup_min": 5,
+                "prompt_lookup_max": 2,
+            }
+        ),
+        None,
+        "prompt_lookup_min 5 above prompt_lookup_max 2",
+    ),
+    (
+        "draft split like nothing",
+        GPU,
+        gemma(serve={"speculative-config": {"draft_tensor_parallel_size": 2}}),
         "vllm_instances.gemma.serve.speculative-config",
-        "Write it as a map",
+        "over 2 GPUs, the model over 1",
+    ),
+    (
+        "the method as an argument of its own",
+        TINY,
+        serve(spec_method="ngram"),
+        None,
+        "method of serve.speculative-config",
+    ),
+    # -- one thing said twice, or in another form
+    (
+        "on and off at once",
+        TINY,
+        serve(enable_chunked_prefill=True, no_enable_chunked_prefill=True),
+        "vllm_instances.glm.serve.no-enable-chunked-prefill",
+        "once more",
+    ),
+    (
+        "on and off at once, of a version nobody looked at",
+        UNCATALOGUED,
+        serve(enforce_eager=True, no_enforce_eager=True),
+        "vllm_instances.glm.serve.no-enforce-eager",
+        "once more",
+    ),
+    ("one share by two names", SHARED, serve(device_memory_utilization=0.9), None, "gpu-memory-utilization once more"),
+    (
+        "a parser in a list",
+        TINY,
+        serve(reasoning_parser=["glm999"]),
+        "vllm_instances.glm.serve.reasoning-parser",
+        "glm",
+    ),
+    ("a share in a list", TINY, serve(gpu_memory_utilization=[1.5]), None, "above 0 and up to 1"),
+    (
+        "batch below the sequences as text",
+        TINY,
+        serve(max_num_seqs="256", max_num_batched_tokens=100),
+        "vllm_instances.glm.serve.max-num-batched-tokens",
+        "below max-num-seqs 256",
+    ),
+    ("empty list", TINY, serve(allowed_media_domains=[]), None, "drops an empty list"),
+    ("key for the Hub", TINY, serve(hf_token="x"), "vllm_instances.glm.serve.hf-token", "mirror alone"),
+    # -- one process on one host
+    *(
+        (f"part of a larger server: {flag}", TINY, serve(**{flag: value}), None, "an instance is one on one")
+        for flag, value in {
+            "nnodes": 2,
+            "node_rank": 1,
+            "headless": True,
+            "data_parallel_rank": 0,
+            "data_parallel_start_rank": 2,
+            "data_parallel_hybrid_lb": True,
+            "data_parallel_external_lb": True,
+            "data_parallel_size_local": 2,
+        }.items()
+    ),
+    ("an interface that nobody speaks", TINY, serve(grpc=True), "vllm_instances.glm.serve.grpc", "gRPC"),
+    # -- what arguments name on the host
+    *(
+        (f"{flag} {path}", TINY, serve(**{flag: path}), f"vllm_instances.glm.serve.{flag.replace('_', '-')}", part)
+        for flag, path, part in (
+            ("tokenizer", "zai-org/GLM-5", "ask the Hub"),
+            ("tokenizer", "/models/none", "where none comes from"),
+            ("tokenizer", "/models/tiny-qwen3/../none", "no absolute path"),
+            ("hf_config_path", "zai-org/GLM-5", "ask the Hub"),
+            ("generation_config", "./config", "no absolute path"),
+            ("chat_template", "templates/glm.jinja", "no absolute path"),
+            ("tool_parser_plugin", "ours.py", "no absolute path"),
+            ("lora_modules", [{"name": "a", "path": "/models/none"}], "where none comes from"),
+            ("lora_modules", ["a=org/adapter"], "ask the Hub"),
+        )
+    ),
+    (
+        "draft from the Hub",
+        TINY,
+        serve(speculative_config={"method": "eagle3", "num_speculative_tokens": 3, "model": "org/eagle"}),
+        "vllm_instances.glm.serve.speculative-config.model",
+        "ask the Hub",
+    ),
+    (
+        "draft that is not staged",
+        TINY,
+        serve(speculative_config={"method": "eagle3", "num_speculative_tokens": 3, "model": "/models/nowhere"}),
+        "vllm_instances.glm.serve.speculative-config.model",
+        "where nowhere comes from",
+    ),
+    (
+        "adapter of images from the Hub",
+        TINY,
+        serve(default_mm_loras={"image": "org/adapter"}),
+        "vllm_instances.glm.serve.default-mm-loras.image",
+        "ask the Hub",
+    ),
+    # -- against the numbers of a profile, with no file at hand
+    (
+        "heads that cannot be divided",
+        GPU,
+        {
+            "vllm_instances": {
+                "glm": {"profile": "glm-5.2-nvfp4-8gpu", "port": 8000, "serve": {"tensor-parallel-size": 7}}
+            }
+        },
+        "vllm_instances.glm.serve.tensor-parallel-size",
+        "64 attention heads",
+    ),
+    (
+        "context beyond the model's",
+        GPU,
+        gemma(serve={"max-model-len": 524288}),
+        "vllm_instances.gemma.serve.max-model-len",
+        "made for 262,144",
+    ),
+    (
+        "architecture that this version has not, and nothing else may run",
+        TINY,
+        {
+            "vllm_profiles": {"tiny-cpu": {**PROFILE, "numbers": numbers(architectures=["Glm5NextForCausalLM"])}},
+            **serve(model_impl="vllm"),
+        },
+        "vllm_instances.glm.model",
+        "0.31.0, 0.33.0 do",
+    ),
+    # -- text of a form
+    *(
+        (
+            f"compute capability {value!r}",
+            TINY,
+            {"vllm_profiles": {"a": {"hardware": {"compute_capability": value}}}},
+            "vllm_profiles.a.hardware.compute_capability",
+            'text such as "8.9"',
+        )
+        for value in ("sm89", "8", "", "8.9.1", "eight", "8.9a", "-8.9")
+    ),
+    (
+        "home of whoever runs it",
+        TINY,
+        {"vllm_models": {"tiny-qwen3": {"directory": "~/gemma"}}},
+        "vllm_models.tiny-qwen3.directory",
+        "only a shell replaces",
     ),
     # -- null
     ("null instance", TINY, {"vllm_instances": {"glm": None}}, "vllm_instances.glm", "is empty"),

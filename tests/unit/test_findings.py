@@ -524,6 +524,18 @@ def test_diagnosis_of_hosts_that_cannot_be_compared() -> None:
     )
 
 
+def test_what_one_host_s_inventory_says_does_not_end_the_diagnosis() -> None:
+    """Its other findings are told, and so are those of all other hosts."""
+    text = copy.deepcopy(GPU)
+    text["needs"]["gpus"][0]["compute_capability"] = "sm89"
+    found = diagnose(
+        {**text, "problems": [], "warnings": GPU["warnings"]}, {"host": facts(GPU)}, ["memory-smal"], 1001.0
+    )
+    (wrong,) = [finding for finding in found if finding["severity"] == "error"]
+    assert wrong["id"] == "inventory"
+    assert "sm89" in wrong["found"]
+
+
 def test_table_names_each_finding_once_with_its_hosts() -> None:
     found = [
         {"host": host, **finding}

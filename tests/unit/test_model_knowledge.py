@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.onprem.vllm.plugins.plugin_utils.model_knowledge import model_at, model_of
-from ansible_collections.onprem.vllm.tests.unit.plan_inputs import TINY, instance, plan
+from ansible_collections.onprem.vllm.plugins.plugin_utils.model_knowledge import drafted_by, model_at, model_of
+from ansible_collections.onprem.vllm.tests.unit.plan_inputs import GPU, PROFILE, TINY, instance, plan
 
 REAL = Path(__file__).resolve().parents[2] / ".cache/models/tiny-qwen3"
 GDN = {"linear_num_value_heads": 32, "linear_key_head_dim": 128}
@@ -119,7 +119,116 @@ def test_own_code_that_is_all_there_is_noted(model: Path) -> None:
     (model / "own.py").write_text("class Config: ...", encoding="utf-8")
     made = at_hand(model)
     assert made["problems"] == []
-    assert any("Python code of its own (own.Config)" in note["what"] for note in made["notes"])
+    assert any(
+        "code of its own" in note["what"] and "config.json asks for own.Config" in note["what"]
+        for note in made["notes"]
+    )
+    assert made["warnings"] == []
+
+
+def code_of(model: Path, owner: str) -> None:
+    (model / "own.py").write_text("class Own: ...", encoding="utf-8")
+    file = model / owner
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    file.write_text(json.dumps({**known, "auto_map": {"AutoTokenizer": ["own.Own", None]}}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("owner", ["tokenizer_config.json", "processor_config.json", "preprocessor_config.json"])
+def test_own_code_of_tokenizer_or_processor_is_told_by_its_owner_until_it_is_trusted(model: Path, owner: str) -> None:
+    code_of(model, owner)
+    (found,) = at_hand(model)["warnings"]
+    assert found["where"] == "vllm_instances.glm.serve.trust-remote-code"
+    assert f"{owner} names code of the model's own (own.Own)" in found["what"]
+    assert at_hand(model, serve={"trust-remote-code": True})["warnings"] == []
+
+
+def test_own_code_that_stands_in_for_vllm_s_implementation_must_be_trusted(model: Path) -> None:
+    code_of(model, "config.json")
+    changed(model, architectures=["OwnForCausalLM"])
+    (found,) = at_hand(model)["problems"]
+    assert found["where"] == "vllm_instances.glm.serve.trust-remote-code"
+    assert "vLLM 0.28.0 has nothing for OwnForCausalLM but the model's own code (own.Own)" in found["what"]
+    assert at_hand(model, serve={"trust-remote-code": True})["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("implementation", "stops"), [(None, False), ("auto", False), ("vllm", True), ("transformers", None)]
+)
+def test_an_unregistered_architecture_stops_where_nothing_else_may_run_it(
+    model: Path, implementation: str | None, stops: bool | None
+) -> None:
+    changed(model, architectures=["OwnForCausalLM"])
+    made = at_hand(model, serve={"model-impl": implementation})
+    assert (len(made["problems"]), len(made["warnings"])) == {None: (0, 0), True: (1, 0), False: (0, 1)}[stops]
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant"}, "mtp"),
+        ({"architectures": ["DeepSeekMTPModel"]}, "mtp"),
+        ({"architectures": ["EagleDeepSeekMTPModel"]}, "eagle"),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}, "eagle3"),
+        ({"architectures": ["Qwen3DSparkModel"]}, "dspark"),
+        ({"architectures": ["MedusaModel"]}, "medusa"),
+        ({"architectures": ["PeagleLlamaForCausalLM"]}, None),
+        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, None),
+    ],
+)
+def test_the_method_that_a_draft_is_made_for(config: dict[str, Any], method: str | None) -> None:
+    assert drafted_by(model_of(config, None, "")) == method
+
+
+def test_a_draft_s_own_files_say_more_than_a_profile(model: Path) -> None:
+    changed(model, architectures=["LlamaForCausalLMEagle3"])
+    models = {"tiny-qwen3": {"directory": "/x"}, "ours": {"directory": str(model), "draft": True}}
+    drafted = {"draft_model": "ours", "serve": {"speculative-config": {"method": "mtp", "num_speculative_tokens": 3}}}
+    (found,) = plan(TINY, vllm_models=models, **instance(**drafted))["problems"]
+    assert "the draft ours is of the kind 'eagle3' by its config.json" in found["what"]
+    drafted["serve"]["speculative-config"]["method"] = "eagle3"
+    made = plan(TINY, vllm_models=models, **instance(**drafted))
+    assert (made["problems"], made["warnings"]) == ([], [])
+
+
+def test_a_draft_that_is_named_by_its_path_is_staged_and_looked_at(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    models = {"tiny-qwen3": {"directory": "/x"}, "ours": {"directory": str(model)}}
+    config = {"method": "draft_model", "num_speculative_tokens": 3, "model": "/models/ours"}
+    made = plan(TINY, vllm_models=models, **instance(serve={"speculative-config": config}))
+    assert [one["name"] for one in made["models"]] == ["tiny-qwen3", "ours"]
+    assert ["vllm_models.ours" for _one in made["problems"]] == [one["where"] for one in made["problems"]] != []
+
+
+def test_an_own_limit_of_the_context_may_be_taken_on(model: Path) -> None:
+    longer = {"serve": {"max-model-len": 4096}, "environment": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}
+    assert at_hand(model, **longer)["problems"] == []
+
+
+def test_the_family_is_known_from_the_files_where_no_profile_says_it(model: Path) -> None:
+    """Without a toolchain a GDN-based model needs its prefill backend set, and the engine ends without it."""
+    changed(model, **GDN, linear_num_key_heads=16, linear_value_head_dim=128)
+    cuda = {**PROFILE, "accelerator": "cuda", "hardware": {}}
+    base = {**GPU, "vllm_profiles": {"ours": cuda}, "vllm_toolchain": "none"}
+    made = plan(
+        base,
+        vllm_models={"tiny-qwen3": {"directory": str(model)}},
+        vllm_instances={"glm": {"profile": "ours", "port": 8000}},
+    )
+    (found,) = made["instances"]
+    assert found["serve"]["gdn-prefill-backend"] == "triton"
+    assert made["origins"]["instances.glm.serve.gdn-prefill-backend"] == "toolchain none"
+    assert {"gdn-triton", "sampler-off"} <= {*found["probes"]}
+
+
+def test_a_profile_s_numbers_are_those_of_its_own_model_alone() -> None:
+    """A site's profile for another model, laid over a shipped one, says nothing of that model's heads."""
+    ours = {"extends": "glm-5.2-nvfp4-8gpu", "model": "ours", "serve": {"tensor-parallel-size": 7}}
+    models = {"ours": {"directory": "/x"}}
+    one = {"vllm_instances": {"glm": {"profile": "ours", "port": 8000}}}
+    assert plan(GPU, vllm_profiles={"ours": ours}, vllm_models=models, **one)["problems"] == []
+    numbers = {"weights_gib": 1, "config": {"num_attention_heads": 8}, "source": "a test"}
+    made = plan(GPU, vllm_profiles={"ours": {**ours, "numbers": numbers}}, vllm_models=models, **one)
+    assert ["8 attention heads" in found["what"] for found in made["problems"]] == [True]
 
 
 def test_a_model_in_the_bundle_is_at_hand_too(model: Path, tmp_path: Path) -> None:

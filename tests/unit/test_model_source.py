@@ -318,6 +318,16 @@ class TestFromADirectory:
             stage(tmp_path, {"directory": str(origin)})
         stage(tmp_path, {"directory": str(origin), "draft": True})
 
+    def test_an_adapter_needs_neither_configuration_nor_tokenizer(self, tmp_path):
+        adapter = tmp_path / "adapter"
+        adapter.mkdir()
+        (adapter / "adapter_config.json").write_text("{}")
+        with pytest.raises(ModelError, match="no weights"):
+            stage(tmp_path, {"directory": str(adapter)})
+        (adapter / "adapter_model.safetensors").write_bytes(FILES[SHARD])
+        stage(tmp_path, {"directory": str(adapter)})
+        assert set(staged_files(tmp_path)) == {"adapter_config.json", "adapter_model.safetensors"}
+
     def test_code_of_a_model_must_be_here(self, origin, tmp_path):
         config = json.loads(FILES["config.json"])
         config["auto_map"] = {

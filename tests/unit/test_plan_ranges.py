@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 SPEC = ranges()
 SYSTEM = SPEC["system"]
-RULED = {**SPEC["numbers"], **SPEC["sizes"], **SPEC["paths"], **{key: {} for key in SPEC["accounts"]}}
+RULED = {**SPEC["numbers"], **SPEC["sizes"], **SPEC["texts"], **SPEC["paths"], **{key: {} for key in SPEC["accounts"]}}
 
 
 def scalars(named: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

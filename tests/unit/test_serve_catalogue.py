@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_catalogue import (
     catalogued_versions,
     findings,
+    misread,
     refused,
     serve_catalogue,
     size,
@@ -155,6 +156,97 @@ def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[st
 
     judge()
     assert min(seen.values()) > 50, seen
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("version", JUDGED)
+def test_the_parser_and_the_catalogue_judge_several_arguments_alike(
+    version: str, parsers: dict[str, Parser], tmp_path: Path
+) -> None:
+    parser = asked(version, parsers, tmp_path)
+    seen = {"refused": 0, "taken": 0}
+    several = st.lists(arguments(version), min_size=1, max_size=4).map(dict)
+
+    @settings(max_examples=300, suppress_health_check=list(HealthCheck))
+    @given(several)
+    @example({"enable-chunked-prefill": True, "no-enable-chunked-prefill": True})
+    @example({"no-enforce-eager": False, "enforce-eager": True})
+    @example({"max-num-seqs": "4", "seed": 1, "dtype": "half", "enforce-eager": True})
+    def judge(serve: dict[str, Any]) -> None:
+        mine = misread(version, serve)
+        try:
+            text = serve_config({"model": "/models/x", **serve})
+        except ServeArgumentRefused:
+            assert mine  # or the host would be the first to say it
+            return
+        answer = parser.ask(text)
+        theirs = answer.get("refused")
+        if theirs is None and answer["read"]["model_tag"] is not None:
+            theirs = "a word was left over, and became the model's name"
+        if any("read as short for" in one.what or "once more" in one.what for one in mine):
+            return  # taken, and something else than meant
+        if theirs is not None and not mine and any(_built(version, flag, value) for flag, value in serve.items()):
+            return
+        seen["taken" if theirs is None else "refused"] += 1
+        assert bool(mine) == bool(theirs), (serve, mine, (theirs or "")[-300:])
+
+    judge()
+    assert min(seen.values()) > 30, seen
+
+
+@pytest.mark.parametrize("version", JUDGED)
+def test_a_field_of_a_kind_takes_what_pydantic_takes(version: str, parsers: dict[str, Parser], tmp_path: Path) -> None:
+    """Every field of every configuration object whose kind is known, each with values of all kinds."""
+    parser = asked(version, parsers, tmp_path)
+    known = serve_catalogue(version)
+    places = {flag: spec["fields"] for flag, spec in known["flags"].items() if spec.get("type") == "object"}
+    values = (True, 1, 2, 2.0, 2.5, "4", " 4 ", "4.0", "4.5", "1e3", "four", "yes", "maybe", "", [1], {"a": 1})
+    asked_of, refused_ones = 0, 0
+    for flag, fields in places.items():
+        for name, field in fields.items():
+            if "type" not in field or "bounds" in field:
+                continue
+            for value in values:
+                theirs = parser.ask(serve_config({"model": "/models/x", flag: {name: value}})).get("refused")
+                mine = refused(version, flag, {name: value})
+                asked_of, refused_ones = asked_of + 1, refused_ones + bool(mine)
+                # A field's own check may refuse more than its kind does.
+                assert mine is None or theirs, (flag, name, value, mine)
+                if theirs and f"{name}\n  Input should be a valid" in theirs:
+                    assert mine, (flag, name, value, theirs[-300:])
+    assert asked_of > 400
+    assert refused_ones > 100
+    for name, field in known["speculative"]["fields"].items():
+        for value in values if "type" in field else ():
+            theirs = parser.field(f"vllm.config.speculative.SpeculativeConfig.{name}", value).get("refused")
+            mine = [one for one in findings(version, {"speculative-config": {name: value}}) if f"{name} is" in one.what]
+            assert bool(mine) == bool(theirs), (name, value, mine, theirs)
+
+
+SPECULATION = [
+    *({"method": method, "num_speculative_tokens": 3} for method in ("ngram", "mtp", "eagle", "eagle3", "medusa")),
+    *({"method": method, "num_speculative_tokens": 3} for method in ("draft_model", "dflash", "mlp_speculator")),
+    *({"method": method, "num_speculative_tokens": 3} for method in ("ngram_gpu", "extract_hidden_states", "dspark")),
+    *({"method": method, "num_speculative_tokens": 3} for method in ("custom_class", "deepseek_mtp")),
+    *({"method": method} for method in ("ngram", "mtp", "eagle3", "draft_model")),
+    {"num_speculative_tokens": 3},
+    {"method": "ngram", "num_speculative_tokens": 3, "tensor_parallel_size": 2},
+    {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 4, "prompt_lookup_max": 2},
+    {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+]
+
+
+@pytest.mark.parametrize("version", JUDGED)
+def test_speculative_decoding_that_lacks_something_is_what_vllm_refuses(
+    version: str, parsers: dict[str, Parser], tmp_path: Path
+) -> None:
+    """SpeculativeConfig itself, built without a model: what it then says of a missing target is no refusal."""
+    parser = asked(version, parsers, tmp_path)
+    for value in SPECULATION:
+        theirs = parser.speculative(value).get("refused") or ""
+        mine = [one for one in findings(version, {"speculative-config": value}) if one.stops]
+        lacks_target = "target_model_config" in theirs or "no attribute 'hf_config'" in theirs
+        assert bool(mine) == (bool(theirs) and not lacks_target), (value, mine, theirs)
 
 
 def edges(bounds: dict[str, Any]) -> Iterator[float]:

@@ -41,6 +41,12 @@ class Parser:
         self.process.stdin.flush()
         return self.answer()
 
+    def speculative(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Whether SpeculativeConfig, without a model to speculate for, may be built of a map."""
+        self.process.stdin.write(json.dumps({"speculative": value}) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
     def read(self, text: str) -> dict[str, Any]:
         answer = self.ask(text)
         assert "refused" not in answer, (answer["refused"][-500:], text)

@@ -44,12 +44,22 @@ def field_answer(of: str, value: object) -> dict[str, object]:
     return {"read": {}}
 
 
+def speculative_answer(speculative: dict[str, object]) -> dict[str, object]:
+    try:
+        importlib.import_module("vllm.config.speculative").SpeculativeConfig(**speculative)
+    except Exception as error:  # noqa: BLE001 - a foreign class: every end is an answer
+        return {"refused": str(error)}
+    return {"read": {}}
+
+
 parser = FlexibleArgumentParser(prog="vllm")
 {command.name: command for command in cmd_init()}["serve"].subparser_init(parser.add_subparsers(dest="subparser"))
 print(json.dumps({"ready": True}), file=answers, flush=True)
 for line in sys.stdin:
     if line.startswith("{"):
-        print(json.dumps(field_answer(**json.loads(line))), file=answers, flush=True)
+        asked = json.loads(line)
+        said = speculative_answer(**asked) if "speculative" in asked else field_answer(**asked)
+        print(json.dumps(said), file=answers, flush=True)
         continue
     errors = io.StringIO()
     try:

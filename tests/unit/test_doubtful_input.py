@@ -1,0 +1,112 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Input that can be carried out and is probably not meant so, each with the one warning that it must give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.onprem.vllm.tests.unit.plan_inputs import GPU, PROFILE, TINY, instance, plan
+
+
+def serve(**arguments: Any) -> dict[str, Any]:
+    """Arguments of the tiny instance; _ stands for -."""
+    return instance(serve={name.replace("_", "-"): value for name, value in arguments.items()})
+
+
+def glm(**arguments: Any) -> dict[str, Any]:
+    settings = {name.replace("_", "-"): value for name, value in arguments.items()}
+    return {"vllm_instances": {"glm": {"profile": "glm-5.2-nvfp4-8gpu", "port": 8000, "serve": settings}}}
+
+
+DRAFT = {
+    "vllm_models": {"tiny-qwen3": {"directory": "/x"}, "draft": {"directory": "/y"}},
+    "vllm_profiles": {"tiny-cpu": {**PROFILE, "draft_model": "draft"}},
+}
+
+DOUBTFUL = [
+    # what is doubtful, the base, changes, where, a part of what or remedy
+    (
+        "more GPUs than the profile is for",
+        GPU,
+        glm(tensor_parallel_size=16),
+        "vllm_instances.glm.serve.tensor-parallel-size",
+        "make 16 GPUs, and profile glm-5.2-nvfp4-8gpu is for 8",
+    ),
+    (
+        "more GPUs by pipelines",
+        GPU,
+        glm(pipeline_parallel_size=2),
+        "vllm_instances.glm.serve.pipeline-parallel-size",
+        "make 16 GPUs",
+    ),
+    (
+        "draft that its method does not use",
+        TINY,
+        {**DRAFT, **serve(speculative_config={"method": "ngram", "num_speculative_tokens": 3})},
+        "vllm_instances.glm.draft_model",
+        "uses no draft model",
+    ),
+    ("draft that nothing uses", TINY, DRAFT, "vllm_instances.glm.draft_model", "no speculative-config uses it"),
+    *(
+        (f"{flag} of nobody", TINY, serve(**{flag: path}), f"vllm_instances.glm.serve.{flag.replace('_', '-')}", path)
+        for flag, path in (
+            ("tokenizer", "/srv/tokenizer"),
+            ("chat_template", "/srv/ours.jinja"),
+            ("tool_parser_plugin", "/srv/ours.py"),
+            ("ssl_keyfile", "/etc/ssl/private/ours.pem"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "where", "part"), [row[1:] for row in DOUBTFUL], ids=[row[0] for row in DOUBTFUL]
+)
+def test_doubtful_input(base: dict, changes: dict, where: str, part: str) -> None:
+    made = plan(base, **changes)
+    assert made["problems"] == []
+    assert any(
+        found["where"] == where and part in found["what"] + " " + found["remedy"] for found in made["warnings"]
+    ), made["warnings"]
+    for found in made["warnings"]:
+        assert set(found) == {"where", "what", "remedy", "source"}
+        assert all(isinstance(text, str) and text for text in found.values())
+
+
+RIGHT = [
+    # what is right, the base, changes
+    ("numbers as text", TINY, serve(max_num_seqs="4", gpu_memory_utilization="0.9", tensor_parallel_size="1")),
+    ("one in a list", TINY, serve(reasoning_parser=["qwen3"], max_model_len=[1024])),
+    ("speculation as text", TINY, serve(speculative_config='{"method": "ngram", "num_speculative_tokens": "4"}')),
+    ("its own MTP layers", TINY, serve(speculative_config={"method": "mtp", "num_speculative_tokens": 1})),
+    ("suffixes, as many as fit", TINY, serve(speculative_config={"method": "suffix"})),
+    ("the model's own tokenizer", TINY, serve(tokenizer="/models/tiny-qwen3")),
+    ("a template within the model", TINY, serve(chat_template="/models/tiny-qwen3/chat_template.jinja")),
+    ("a template itself", TINY, serve(chat_template="{% for message in messages %}{{ message }}{% endfor %}")),
+    ("generation as vLLM has it", TINY, serve(generation_config="vllm")),
+    ("an adapter within the model", TINY, serve(enable_lora=True, lora_modules=["a=/models/tiny-qwen3/lora"])),
+    ("all of it on one host", TINY, serve(nnodes=1, node_rank=0, headless=False, data_parallel_size_local=1)),
+]
+
+
+@pytest.mark.parametrize(("base", "changes"), [row[1:] for row in RIGHT], ids=[row[0] for row in RIGHT])
+def test_what_is_right_is_no_matter(base: dict, changes: dict) -> None:
+    made = plan(base, **changes)
+    assert (made["problems"], made["warnings"]) == ([], [])
+
+
+def test_arguments_have_one_form_in_the_plan_however_they_are_written() -> None:
+    written = serve(max_num_seqs=["8"], speculative_config='{"method": "ngram", "num_speculative_tokens": 4}', seed="7")
+    (found,) = plan(TINY, **written)["instances"]
+    assert (found["serve"]["max-num-seqs"], found["serve"]["seed"]) == (8, 7)
+    assert found["serve"]["speculative-config"] == {"method": "ngram", "num_speculative_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"), [({}, 8), ({"tensor_parallel_size": 4}, 8), ({"data_parallel_size": 2}, 16)]
+)
+def test_preflight_looks_for_as_many_gpus_as_the_instance_takes(sizes: dict[str, int], count: int) -> None:
+    (wanted,) = plan(GPU, **glm(**sizes))["needs"]["gpus"]
+    assert wanted["count"] == count
