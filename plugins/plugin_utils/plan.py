@@ -343,7 +343,7 @@ class _Composition:
                 release.variant,
                 release.vllm,
                 "gdn" in family,
-                self.shelf.gdn_key_head_dim(model, about),
+                self.shelf.gdn_key_head_dim(model, profile.about),
             ),
             "_draft": draft,
             "_models": list(dict.fromkeys(found for found in (model, draft, *beside) if found is not None)),
