@@ -156,12 +156,13 @@ bundle-upgrade: tools
 	$(MAKE) --no-print-directory bundle
 
 .PHONY: bench
-bench: tools bundle ## figures and ratios: bundle against pip, release against cp, site.yml against ping; needs make demo's hosts
+bench: tools bundle .cache/vllm-0.28.0/.complete ## figures and ratios: bundle against pip, release against cp, site.yml against ping, first requests; needs make demo's hosts
 	python tests/bench/bundle.py
 	python tests/bench/release.py --pip
 	python tests/bench/site.py
 	PYTHONPATH=.collections python tests/bench/plan.py
 	PYTHONPATH=.collections python tests/bench/preflight.py
+	python tests/bench/first_requests.py
 
 .PHONY: clean-hosts
 clean-hosts: ## take away the hosts of every lab of this checkout

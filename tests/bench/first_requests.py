@@ -1,0 +1,178 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What the first request of a kind costs users: vLLM for CPU with compilation, cold and kept caches, with and without
+the unit's readiness step. Figures and ratios, no verdict; every prompt is another one.
+
+Run from the checkout's root, on a machine that does nothing else; takes about 10 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+RELEASE = Path(".cache/vllm-0.28.0")
+MODEL = Path(".cache/models/tiny-qwen3")
+READINESS = Path("roles/vllm_service/files/readiness.py")
+PORT = 18000
+URL = f"http://127.0.0.1:{PORT}"
+COMPILED = "JIT compilation during inference"
+START_SECONDS = 600
+LATER = 5  # requests of a kind after its first
+number = count(1)
+
+
+def ask(path: str, content: dict[str, object]) -> None:
+    request = urllib.request.Request(
+        URL + path, json.dumps({"model": "tiny-qwen3", **content}).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        answer.read()
+
+
+def completion(tokens: int = 12, **more: object) -> None:
+    """Of a prompt with so many tokens, which no other one begins like."""
+    first = next(number)
+    ask("/v1/completions", {"prompt": [2 + first % 500] * tokens, "max_tokens": 8, "ignore_eos": True, **more})
+
+
+def chat(**more: object) -> None:
+    message = {"role": "user", "content": f"{next(number)}: name three capitals."}
+    ask("/v1/chat/completions", {"messages": [message], "max_tokens": 8, **more})
+
+
+def burst() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _number: completion(), range(8)))
+
+
+KINDS: dict[str, Callable[[], None]] = {
+    "short": completion,
+    "top-k": lambda: completion(temperature=1, top_k=20),
+    "seeded top-p": lambda: completion(temperature=1, top_p=0.9, seed=7),
+    "log-probabilities": lambda: completion(temperature=0, logprobs=1),
+    "penalties": lambda: completion(temperature=1, min_p=0.05, presence_penalty=0.5, repetition_penalty=1.1),
+    "structured output": lambda: completion(response_format={"type": "json_object"}, ignore_eos=False),
+    "chat": chat,
+    "streamed chat": lambda: chat(stream=True),
+    "900 tokens": lambda: completion(900),
+    "eight at once": burst,
+}
+
+
+class Server:
+    """vLLM as a unit would run it, its caches below ``caches``."""
+
+    def __init__(self, caches: Path, log: Path) -> None:
+        self.log = log
+        names = ("HOME", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HF_HOME")
+        self.environment = {
+            **{name: str(caches / name.lower()) for name in names},
+            "PATH": f"{RELEASE.resolve()}/bin:{os.environ['PATH']}",
+            "ONPREM_VLLM_URL": URL,
+            "ONPREM_VLLM_MODEL": "tiny-qwen3",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        }
+        limits = ["--max-model-len", "1024", "--max-num-seqs", "8", "--max-num-batched-tokens", "1024"]
+        served = ["--served-model-name", "tiny-qwen3", "--host", "127.0.0.1", "--port", str(PORT)]
+        self.began = time.monotonic()
+        with log.open("w") as stream:
+            self.process = subprocess.Popen(
+                [str(RELEASE / "bin/vllm"), "serve", str(MODEL), *limits, *served],
+                env=self.environment,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    def wait(self, *, warm: bool, record: Path) -> float:
+        """Seconds until a user may ask: after the readiness step, or as soon as /health answers."""
+        if warm:
+            step = [sys.executable, "-I", str(READINESS), "completion", str(START_SECONDS), str(record)]
+            environment = {**self.environment, "MAINPID": str(self.process.pid)}
+            done = subprocess.run(step, env=environment, check=False, capture_output=True, text=True)
+            if done.returncode != 0:
+                sys.exit(f"the readiness step failed: {done.stderr}\n{self.log.read_text()[-3000:]}")
+            return time.monotonic() - self.began
+        while time.monotonic() - self.began < START_SECONDS:
+            try:
+                with urllib.request.urlopen(f"{URL}/health", timeout=5):
+                    return time.monotonic() - self.began
+            except (urllib.error.URLError, OSError):
+                if self.process.poll() is not None:
+                    break
+                time.sleep(0.2)
+        sys.exit(f"vLLM did not start:\n{self.log.read_text()[-3000:]}")
+
+    def compilations(self) -> int:
+        """How often its log says that a request waited for a compilation."""
+        return self.log.read_text(errors="replace").count(COMPILED)
+
+    def stop(self) -> None:
+        os.killpg(self.process.pid, signal.SIGINT)
+        killer = threading.Timer(60, os.killpg, [self.process.pid, signal.SIGKILL])
+        killer.start()
+        self.process.wait()
+        killer.cancel()
+
+
+def measured(ask_one: Callable[[], None]) -> tuple[float, float]:
+    """Seconds of the first request, and the median of the later ones."""
+    times = []
+    for _unused in range(1 + LATER):
+        began = time.monotonic()
+        ask_one()
+        times.append(time.monotonic() - began)
+    return times[0], statistics.median(times[1:])
+
+
+def main() -> None:
+    """Cold caches and then the same ones again, without and with the readiness step."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    columns: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for warm in (False, True):
+            for caches in ("cold", "kept"):
+                name = f"{caches}, {'warm-up' if warm else 'none'}"
+                print(name, file=sys.stderr)
+                server = Server(Path(folder) / str(warm), Path(folder) / "log")
+                try:
+                    ready = server.wait(warm=warm, record=Path(folder) / "record")
+                    before = server.compilations()
+                    found = {kind: measured(ask_one) for kind, ask_one in KINDS.items()}
+                    after = server.compilations()
+                finally:
+                    server.stop()
+                columns[name] = {
+                    "ready after, s": f"{ready:.0f}",
+                    **{
+                        kind: f"{first:.3f} / {later:.3f} = {first / later:.1f}"
+                        for kind, (first, later) in found.items()
+                    },
+                    "compilations while users asked": str(after - before),
+                }
+    print("first / median of the later, s | " + " | ".join(columns))
+    for row in next(iter(columns.values())):
+        print(" | ".join([row, *(column[row] for column in columns.values())]))
+
+
+if __name__ == "__main__":
+    main()
