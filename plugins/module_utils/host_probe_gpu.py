@@ -52,6 +52,8 @@ def gpus(query: Query = run, sys: Path = SYS, proc: Path = PROC) -> Facts:
         return {**none, "error": f"nvidia-smi printed no XML: {error}"}
     status, text, message = listed.result()
     capability = dict(line.split(", ", 1) for line in text.splitlines() if ", " in line) if status == 0 else {}
+    if any(device["mig"] for device in found["devices"]):  # their UUIDs stand nowhere else
+        name_mig_devices(found["devices"], query("nvidia-smi", "-L")[1])
     status, text, message = linked.result()
     for device in found["devices"]:
         device["compute_capability"] = capability.get(device["uuid"])
@@ -90,6 +92,15 @@ def _device(index: int, element: ET.Element) -> Facts:
         "bus": element.get("id"),
         "memory_mib": _number(element.findtext("fb_memory_usage/total"), " MiB"),
         "memory_used_mib": _number(element.findtext("fb_memory_usage/used"), " MiB"),
+        "mig_devices": [
+            {
+                "uuid": None,
+                "number": _number(part.findtext("index"), ""),
+                "memory_mib": _number(part.findtext("fb_memory_usage/total"), " MiB"),
+                "memory_used_mib": _number(part.findtext("fb_memory_usage/used"), " MiB"),
+            }
+            for part in element.iterfind("mig_devices/mig_device")
+        ],
         "mig": (element.findtext("mig_mode/current_mig") or "").strip() == "Enabled",
         "persistence": (element.findtext("persistence_mode") or "").strip() == "Enabled",
         "compute_mode": _known(element.findtext("compute_mode")),
@@ -108,6 +119,23 @@ def _device(index: int, element: ET.Element) -> Facts:
             for process in element.iterfind("processes/process_info")
         ],
     }
+
+
+def name_mig_devices(devices: list[Facts], text: str) -> None:
+    """Give the MIG devices their UUIDs and names from ``nvidia-smi -L``; those that it does not list are left out."""
+    by_number: dict[tuple[str, int], tuple[str, str]] = {}
+    gpu = ""
+    for line in text.splitlines():
+        if found := re.match(r"GPU \d+: .*\(UUID: (\S+)\)", line):
+            gpu = found[1]
+        elif found := re.match(r"\s+(MIG \S+)\s+Device\s+(\d+): \(UUID: (MIG-\S+)\)", line):
+            by_number[gpu, int(found[2])] = (found[3], found[1])
+    for device in devices:
+        device["mig_devices"] = [
+            {**part, "uuid": listed[0], "name": f"{device['name']} {listed[1]}"}
+            for part in device["mig_devices"]
+            if (listed := by_number.get((str(device["uuid"]), part["number"])))
+        ]
 
 
 def parse_topology(text: str) -> Facts:

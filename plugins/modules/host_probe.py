@@ -167,8 +167,8 @@ host:
       type: dict
     gpu:
       description:
-        - V(driver), V(cuda), V(devices) (with the V(unit) of each process), V(topology) as C(nvidia-smi topo -m) has
-          it, V(fabric) (V(switches), V(service), V(version) of the fabric manager) and V(error).
+        - V(driver), V(cuda), V(devices) (with the V(unit) of each process, and their V(mig_devices)), V(topology) as
+          C(nvidia-smi topo -m) has it, V(fabric) (V(switches), V(service), V(version) of the fabric manager) and V(error).
       type: dict
     packages:
       description: For each package the version V(installed), and for a missing one the V(candidate) that apt knows.

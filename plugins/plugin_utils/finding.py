@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .catalogue import COLLECTION, read_yaml
@@ -46,7 +46,18 @@ def gpu_instances(plan: Plan) -> Iterator[tuple[Mapping[str, Any], Mapping[str, 
             yield by_name[wanted["for"]], wanted
 
 
-def used_devices(instance: Mapping[str, Any], devices: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The GPUs of a host that an instance uses: those it names, or all."""
+def by_name(devices: Sequence[Mapping[str, Any]]) -> dict[int | str, Mapping[str, Any]]:
+    """GPUs by what an instance may call them: index, UUID, or the UUID of a MIG device, which has memory of its own."""
+    found: dict[int | str, Mapping[str, Any]] = {}
+    for device in devices:
+        found[device["uuid"]] = found[device["index"]] = device
+        for part in device.get("mig_devices") or ():
+            found[part["uuid"]] = {**device, **part, "mig": False, "processes": []}
+    return found
+
+
+def used_devices(instance: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The GPUs of a host that an instance uses, in the order in which it sees them: those it names, or all."""
+    known = by_name(devices)
     named = instance.get("gpus") or []
-    return [device for device in devices if not named or device["index"] in named or device["uuid"] in named]
+    return [known[name] for name in named if name in known] if named else list(devices)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .catalogue import COLLECTION, read_yaml
-from .finding import OUR_UNIT, Facts, Finding, Plan, gpu_instances, new_finding
+from .finding import OUR_UNIT, Facts, Finding, Plan, by_name, gpu_instances, new_finding, used_devices
+from .memory_estimate import UNSURE_SHARE
 
 try:
     from packaging.version import InvalidVersion, Version
@@ -71,21 +72,21 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if not devices:
         return
     instances = {wanted["for"]: instance for instance, wanted in gpu_instances(plan)}
+    estimated = {one["for"]: one.get("least_gpu_memory_gib", 0.0) for one in plan.get("estimates", ())}
     used_by_any: dict[int, Mapping[str, Any]] = {}
     for wanted in plan["needs"]["gpus"]:
-        named = wanted["named"]
-        known: dict[Any, Any] = {device["uuid"]: device for device in devices}
-        known.update({device["index"]: device for device in devices})
-        if missing := [str(name) for name in named if name not in known and not str(name).startswith("MIG-")]:
+        known = by_name(devices)
+        parts = ", ".join(str(name) for name in known if str(name).startswith("MIG-"))
+        if missing := [str(name) for name in wanted["named"] if name not in known]:
             yield new_finding(
                 "gpu-unknown",
-                f"the host has GPUs 0 to {len(devices) - 1}",
+                f"the host has GPUs 0 to {len(devices) - 1}" + (f" and MIG devices {parts}" if parts else ""),
                 f"GPU {', '.join(missing)} for {wanted['for']}",
-                "Correct gpus of the instance.",
+                "Correct gpus of the instance; nvidia-smi -L lists what there is.",
             )
-        used = [known[name] for name in named if name in known] or devices
+        used = used_devices({"gpus": wanted["named"]}, devices)
         used_by_any |= {device["index"]: device for device in used}
-        if len(used) < wanted["count"]:
+        if len(used) + len(missing) < wanted["count"]:
             yield new_finding(
                 "gpu-few",
                 f"{len(used)} GPUs",
@@ -101,21 +102,23 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
                 "Name equal GPUs in gpus of the instance.",
             )
         for device in used:
-            yield from _gpu(device, wanted)
+            yield from _gpu(device, wanted, estimated.get(wanted["for"], 0.0))
             yield from _tenants(device, wanted, instances.get(wanted["for"]), facts)
     for device in used_by_any.values():
         yield from _state(device)
 
 
-def _gpu(device: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Finding]:
-    """Whether a GPU is what an instance was made for."""
+def _gpu(device: Mapping[str, Any], wanted: Mapping[str, Any], least_gib: float) -> Iterator[Finding]:
+    """Whether a GPU is what an instance was made for; ``least_gib`` is the least memory that the plan estimates."""
     name = f"GPU {device['index']} ({device['name']})"
     if device["mig"]:
+        parts = ", ".join(part["uuid"] for part in device.get("mig_devices") or ())
         yield new_finding(
             "gpu-mig",
             f"{name} is in MIG mode",
             f"the whole GPU for {wanted['for']}",
-            f"nvidia-smi -i {device['index']} -mig 0, or name the MIG devices in gpus of the instance.",
+            f"nvidia-smi -i {device['index']} -mig 0, or name MIG devices in gpus of the instance"
+            + (f" ({parts})." if parts else "."),
         )
     memory = device["memory_mib"]
     if wanted["memory_gib"] and memory is not None and memory < wanted["memory_gib"] * 1024:
@@ -124,6 +127,13 @@ def _gpu(device: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Findi
             f"{name} has {memory / 1024:.1f} GiB",
             f"{wanted['memory_gib']:g} GiB for {wanted['for']}",
             "Choose a profile for this GPU.",
+        )
+    elif memory is not None and memory * (1 + UNSURE_SHARE) < least_gib * 1024:
+        yield new_finding(
+            "gpu-memory-small",
+            f"{name} has {memory / 1024:.1f} GiB",
+            f"{least_gib:g} GiB for one sequence of full context of {wanted['for']}, by the memory estimate",
+            "Choose another GPU or profile, or lower max-model-len; how it is estimated stands in docs/memory.md.",
         )
     capability = _version(device["compute_capability"])
     if wanted["compute_capability"] and capability is not None and capability < Version(wanted["compute_capability"]):

@@ -218,8 +218,6 @@ def _devices(instance: Mapping[str, Any], count: int, facts: Facts) -> tuple[lis
     devices = gpu.get("devices") or []
     named = instance.get("gpus") or []
     found = used_devices(instance, devices)
-    if named:
-        found = sorted(found, key=lambda one: named.index(one["index"] if one["index"] in named else one["uuid"]))
     if gpu.get("error") or not devices:
         return [], str(gpu.get("error") or "no GPU is seen")
     if len(found) < max(count, len(named)):

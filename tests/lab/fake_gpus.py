@@ -62,12 +62,14 @@ def synthetic(
     cuda: str = "13.0",
     changes: dict[str, str] | None = None,
     process: tuple[int, str, int] | None = None,
+    parts: tuple[tuple[str, int], ...] = (),
 ) -> Captures:
     """A host with ``count`` equal GPUs, from the real capture of one H200.
 
     Args:
         changes: further elements of every GPU by tag, with their text.
         process: a program on every GPU: pid, name and memory in MiB.
+        parts: MIG devices of every GPU: profile and memory in MiB.
     """
     text = real("h200")["q.xml"]
     head, body = text.split("<gpu id", 1)
@@ -90,6 +92,16 @@ def synthetic(
         entry = f"<process_info>{entry}<used_memory>{process[2]} MiB</used_memory></process_info>"
         body = re.sub(r"<processes>\s*(None)?\s*</processes>", f"<processes>{entry}</processes>", body, count=1)
         assert entry in body, "the capture's list of processes looks different"
+    if parts:
+        devices = "".join(
+            f"<mig_device><index>{number}</index><gpu_instance_id>{number + 1}</gpu_instance_id>"
+            "<compute_instance_id>0</compute_instance_id><fb_memory_usage>"
+            f"<total>{memory} MiB</total><reserved>0 MiB</reserved><used>16 MiB</used><free>{memory - 16} MiB</free>"
+            "</fb_memory_usage></mig_device>"
+            for number, (_profile, memory) in enumerate(parts)
+        )
+        body = re.sub(r"<mig_devices>\s*None\s*</mig_devices>", f"<mig_devices>{devices}</mig_devices>", body, count=1)
+        assert devices in body, "the capture's list of MIG devices looks different"
     head = re.sub(r"<driver_version>[^<]*", f"<driver_version>{driver}", head)
     head = re.sub(r"<cuda_version>[^<]*", f"<cuda_version>{cuda}", head)
     head = re.sub(r"<attached_gpus>[^<]*", f"<attached_gpus>{count}", head)
@@ -111,7 +123,14 @@ def synthetic(
     return {
         "q.xml": head + gpus + "</nvidia_smi_log>\n",
         "topo.txt": f"{columns}\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n{rows}{LEGEND}",
-        "list.txt": "".join(f"GPU {index}: {name} (UUID: {uuid})\n" for index, uuid in enumerate(uuids)),
+        "list.txt": "".join(
+            f"GPU {index}: {name} (UUID: {uuid})\n"
+            + "".join(
+                f"  MIG {profile:<11} Device {number:>2}: (UUID: MIG{uuid[3:-4]}{index:02d}{number:02d})\n"
+                for number, (profile, _memory) in enumerate(parts)
+            )
+            for index, uuid in enumerate(uuids)
+        ),
         "compute_cap.csv": "".join(f"{uuid}, {capability}\n" for uuid in uuids),
     }
 
@@ -126,6 +145,15 @@ KINDS: dict[str, Callable[[], Captures]] = {
     "synthetic-old-driver": lambda: synthetic(*L40S, driver="550.54.15", cuda="12.4"),
     "synthetic-mig": lambda: synthetic(
         1, "NVIDIA H200", "Hopper", "9.0", 143771, changes={"current_mig": "Enabled", "pending_mig": "Enabled"}
+    ),
+    "synthetic-mig-parts": lambda: synthetic(
+        1,
+        "NVIDIA H200",
+        "Hopper",
+        "9.0",
+        143771,
+        changes={"current_mig": "Enabled", "pending_mig": "Enabled"},
+        parts=(("3g.71gb", 71424), ("1g.18gb", 18176)),
     ),
     "synthetic-busy": lambda: synthetic(*L40S, process=(4711, "/usr/bin/python3", 30000)),
     "broken": lambda: dict.fromkeys(("q.xml", "topo.txt", "list.txt", "compute_cap.csv"), FAILED) | {"status": "9"},

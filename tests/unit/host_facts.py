@@ -21,6 +21,7 @@ def device(index: int, **changes: Any) -> dict[str, Any]:
         "memory_mib": 46068,
         "memory_used_mib": 0,
         "mig": False,
+        "mig_devices": [],
         "persistence": True,
         "compute_mode": "Default",
         "recovery": None,

@@ -338,6 +338,59 @@ def test_an_old_driver_names_the_release_that_would_run() -> None:
     assert "same vLLM" not in finding["remedy"]
 
 
+MIG = device(
+    0,
+    mig=True,
+    mig_devices=[
+        {"uuid": "MIG-00000000", "number": 0, "memory_mib": 46000, "memory_used_mib": 16, "name": "MIG 3g.71gb"},
+        {"uuid": "MIG-11111111", "number": 1, "memory_mib": 18176, "memory_used_mib": 9000, "name": "MIG 1g.18gb"},
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        (["MIG-00000000"], []),
+        (["MIG-11111111"], ["gpu-memory-small", "gpu-memory-taken"]),
+        (["MIG-22222222"], ["gpu-unknown"]),
+        ([0], ["gpu-mig"]),
+        ([], ["gpu-mig"]),
+    ],
+)
+def test_a_mig_device_counts_by_itself_and_a_cut_gpu_for_none(named: list[Any], found: list[str]) -> None:
+    plan = copy.deepcopy(GPU)
+    plan["needs"]["gpus"][0]["named"] = plan["instances"][0]["gpus"] = named
+    findings = compare(plan, facts(plan, lambda f: f["gpu"].update(devices=[MIG])))
+    assert [one["id"] for one in findings] == found
+    if found == ["gpu-mig"]:
+        assert "(MIG-00000000, MIG-11111111)" in findings[0]["remedy"]
+
+
+def test_a_gpu_too_small_for_the_estimate_where_the_profile_names_no_size() -> None:
+    profile = {"extends": "gemma-4-26b-l40s", "hardware": {"gpu_memory_gib": None}}
+    made = compose_plan(
+        "h",
+        ["vllm"],
+        {
+            **BASE,
+            "vllm_release": "0.31.0-cu130",
+            "vllm_profiles": {"mine": profile},
+            "vllm_instances": {"gemma": {"profile": "mine", "port": 8000}},
+        },
+    )
+    assert made["problems"] == []
+    least = made["estimates"][0]["least_gpu_memory_gib"]
+    sizes = {least * 0.9: ["gpu-memory-small"], least * 0.97: [], least: []}  # what the estimate is not sure of passes
+    for gib, wanted in sizes.items():
+        host = facts(made, lambda f, gib=gib: f["gpu"].update(devices=[device(0, memory_mib=int(gib * 1024))]))
+        assert [one["id"] for one in compare(made, host)] == wanted, gib
+    assert (
+        f"{least:g} GiB for one sequence"
+        in compare(made, facts(made, lambda f: f["gpu"].update(devices=[device(0, memory_mib=16384)])))[0]["needed"]
+    )
+
+
 def test_too_few_gpus() -> None:
     plan = copy.deepcopy(GPU)
     plan["needs"]["gpus"] = [{**plan["needs"]["gpus"][0], "count": 8, "named": []}]

@@ -55,6 +55,7 @@ def test_a_real_capture_of_one_gpu(gpu_host: Callable[[str], None]) -> None:
             "memory_mib": 143771,
             "memory_used_mib": 0,
             "mig": False,
+            "mig_devices": [],
             "persistence": True,
             "compute_mode": "Default",
             "recovery": None,
@@ -103,6 +104,7 @@ def test_a_real_capture_of_two_linked_gpus_one_of_them_busy(gpu_host: Callable[[
         ("synthetic-l40s", "580.159.04", {"NVIDIA L40S"}, ["8.9"], False, False),
         ("synthetic-old-driver", "550.54.15", {"NVIDIA L40S"}, ["8.9"], False, False),
         ("synthetic-mig", "580.159.04", {"NVIDIA H200"}, ["9.0"], True, False),
+        ("synthetic-mig-parts", "580.159.04", {"NVIDIA H200"}, ["9.0"], True, False),
         ("synthetic-busy", "580.159.04", {"NVIDIA L40S"}, ["8.9"], False, True),
     ],
 )
@@ -165,6 +167,30 @@ def test_a_host_without_nvidia_smi(tmp_path: Path) -> None:
     (device / "vendor").write_text("0x10de\n")
     (device / "class").write_text("0x030200\n")
     assert "driver is not installed" in host_probe_gpu.gpus(missing, tmp_path)["error"]
+
+
+def test_mig_devices_have_the_memory_of_the_xml_and_the_uuids_of_the_list(gpu_host: Callable[[str], None]) -> None:
+    gpu_host("synthetic-mig-parts")
+    [device] = host_probe_gpu.gpus()["devices"]
+    uuid = "MIG-00000000-0000-0000-0000-00000000000"
+    assert device["mig_devices"] == [
+        {
+            "uuid": f"{uuid}0",
+            "number": 0,
+            "memory_mib": 71424,
+            "memory_used_mib": 16,
+            "name": "NVIDIA H200 MIG 3g.71gb",
+        },
+        {
+            "uuid": f"{uuid}1",
+            "number": 1,
+            "memory_mib": 18176,
+            "memory_used_mib": 16,
+            "name": "NVIDIA H200 MIG 1g.18gb",
+        },
+    ]
+    host_probe_gpu.name_mig_devices([device], "GPU 0: NVIDIA H200 (UUID: GPU-another)\nnonsense\n")
+    assert device["mig_devices"] == []
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,13 @@ NEXT: dict[str, Any] = {
             "extends": "qwen3-next-80b-fp8-2gpu",
             "model": "next",
             "hardware": {"gpus": 1, "gpu_memory_gib": 40, "compute_capability": "8.0"},
-            "serve": {"tensor-parallel-size": None},
+            "numbers": {"weights_gib": 20, "source": "a test", "config": {"linear_key_head_dim": 128}},
+            "serve": {"tensor-parallel-size": None, "max-model-len": 32768},
         }
     },
     "vllm_instances": {"next": {"profile": "next", "port": 8000}},
 }
-WEIGHTS = {"weights_gib": 40, "source": "a test"}
+WEIGHTS = {"weights_gib": 20, "source": "a test"}
 PREFILL, SAMPLER = "serve.gdn-prefill-backend", "environment.VLLM_USE_FLASHINFER_SAMPLER"
 
 
