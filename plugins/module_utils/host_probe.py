@@ -25,6 +25,7 @@ from .host_probe_gpu import gpus, numa
 from .host_probe_instances import compiled, decided, instance
 from .host_probe_programs import DECISIVE, programs, python
 from .listeners import port_holders
+from .model_files import first_of
 
 Facts = dict[str, Any]
 
@@ -42,6 +43,7 @@ def probe(
     control_time: float | None = None,
     instances: Sequence[str] = (),
     causes: Sequence[Mapping[str, Any]] = (),
+    models: Sequence[Mapping[str, Any]] = (),
 ) -> Facts:
     """All facts of this host. What needs another program runs beside the rest.
 
@@ -55,6 +57,7 @@ def probe(
         control_time: the control node's clock when it sent this, seconds since 1970.
         instances: instances whose units, and journals where they do not serve, to look at.
         causes: what a failed start is known by (catalogue/causes.yml).
+        models: models whose files to read: ``name``, ``paths`` of which the first with a model counts, ``draft``.
     """
     looks: dict[str, Callable[[], Any]] = {
         "gpu": gpus,
@@ -64,6 +67,7 @@ def probe(
         "pythons": lambda: {version: python(version) for version in pythons},
         "programs": lambda: _programs(environments or {}),
         "instances": lambda: _instances(instances, causes),
+        "models": lambda: {one["name"]: first_of(one["paths"], draft=bool(one.get("draft"))) for one in models},
         "current": lambda: {name: decided(name) for name in environments or {}},
         "os": os_release,
         "machine": platform.machine,

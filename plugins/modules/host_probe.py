@@ -58,6 +58,13 @@ options:
     type: list
     elements: dict
     default: []
+  models:
+    description:
+      - Models whose files to read, each with its V(name), the V(paths) of which the first with a model counts, and
+        whether it is a V(draft), which may use another's tokenizer.
+    type: list
+    elements: dict
+    default: []
 attributes:
   check_mode:
     description: Can run in check mode and predict what it would change.
@@ -142,6 +149,12 @@ host:
           journal names (V(id), V(line)), the journal's V(lines) that matter, and why it is V(unreadable); null where
           there is no unit. Secrets are hidden.
       type: dict
+    models:
+      description:
+        - For each model the V(directory) that was read, its V(config) (C(config.json)), V(modelopt)
+          (C(hf_quant_config.json)), V(weight_bytes), what is V(missing), and the V(code) of its own that it names; null
+          where none of its paths has one.
+      type: dict
     current:
       description:
         - For each instance of O(environments) what its current generation has of the settings that facts may decide,
@@ -168,7 +181,8 @@ host:
     gpu:
       description:
         - V(driver), V(cuda), V(devices) (with the V(unit) of each process, and their V(mig_devices)), V(topology) as
-          C(nvidia-smi topo -m) has it, V(fabric) (V(switches), V(service), V(version) of the fabric manager) and V(error).
+          C(nvidia-smi topo -m) has it, V(fabric) (V(switches), V(service), V(version) of the fabric manager) and
+          V(error).
       type: dict
     packages:
       description: For each package the version V(installed), and for a missing one the V(candidate) that apt knows.
@@ -194,6 +208,7 @@ def main() -> None:
             "control_time": {"type": "float"},
             "instances": {"type": "list", "elements": "str", "default": []},
             "causes": {"type": "list", "elements": "dict", "default": []},
+            "models": {"type": "list", "elements": "dict", "default": []},
         },
         supports_check_mode=True,
     )

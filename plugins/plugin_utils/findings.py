@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from . import findings_gpu, findings_system
+from . import findings_gpu, findings_model, findings_system
 from .finding import ERROR, SEVERITIES, WAIVED, Facts, Finding, Plan, known_causes, known_findings, new_finding
 from .plan_facts import NODE_UNKNOWN, decisions, resolve, what_is_decided
 from .role_variables import nearest
@@ -238,6 +238,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[Plan, Facts], Iterable[Finding]]
     (("gpu",), findings_gpu.driver),
     (("gpu",), findings_gpu.gpus),
     (("gpu",), findings_gpu.fabric),
+    (("models",), findings_model.models),
     ((), _undecided),
     (("instances",), _instances),
 )

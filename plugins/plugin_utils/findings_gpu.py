@@ -9,6 +9,7 @@ from typing import Any
 
 from .catalogue import COLLECTION, read_yaml
 from .finding import OUR_UNIT, Facts, Finding, Plan, by_name, gpu_instances, new_finding, used_devices
+from .findings_model import estimated_gib
 from .memory_estimate import UNSURE_SHARE
 
 try:
@@ -72,7 +73,7 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
     if not devices:
         return
     instances = {wanted["for"]: instance for instance, wanted in gpu_instances(plan)}
-    estimated = {one["for"]: one.get("least_gpu_memory_gib", 0.0) for one in plan.get("estimates", ())}
+    estimated = estimated_gib(plan, facts)
     used_by_any: dict[int, Mapping[str, Any]] = {}
     for wanted in plan["needs"]["gpus"]:
         known = by_name(devices)

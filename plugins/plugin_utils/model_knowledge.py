@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..module_utils.model_check import CODE_OWNERS, auto_map_of, completeness_problems
+from ..module_utils.model_files import look
 
 _MAPS = ("text_config", "llm_config", "quantization_config", "rope_scaling", "rope_parameters", "auto_map")
 _MOE = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -130,21 +129,21 @@ def model_at(directory: Path, draft: bool = False) -> Model | None:
 
 @lru_cache(maxsize=256)
 def _model_at(directory: Path, draft: bool, _stamp: int) -> Model | None:
-    config = _json(directory / "config.json")
-    if not config:
-        return None
-    config = _sound(config)
-    files = {
-        str(path.relative_to(directory)): path
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    }
-    weights = [path for name, path in files.items() if name.endswith((".safetensors", ".bin"))]
-    total = sum(path.stat().st_size for path in weights) or None
-    quantisation = _quantisation(config, _json(directory / "hf_quant_config.json"))
-    missing = tuple(completeness_problems(files, draft=draft))
-    code = {owner: found for owner in CODE_OWNERS if (found := auto_map_of(_json(directory / owner)))}
-    return Model(config, total, missing, f"{directory}/config.json", quantisation, code)
+    found = look(directory, draft=draft)
+    return None if found is None else model_from(found)
+
+
+def model_from(found: Mapping[str, Any]) -> Model:
+    """The model that module_utils/model_files.py has looked at, here or on a host."""
+    config = _sound(found["config"])
+    return Model(
+        config,
+        found["weight_bytes"],
+        tuple(found["missing"]),
+        f"{found['directory']}/config.json",
+        _quantisation(config, found["modelopt"]),
+        {owner: tuple(classes) for owner, classes in found["code"].items()},
+    )
 
 
 def _quantisation(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> str | None:
@@ -153,11 +152,3 @@ def _quantisation(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> str
     named = found.get("quant_algo") or found.get("quant_method")
     named = named or (modelopt.get("quantization") or {}).get("quant_algo")
     return str(named).lower() if named else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

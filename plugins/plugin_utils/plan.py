@@ -1224,12 +1224,26 @@ class _Composition:
                 if wanted.get("memory_gib")
             ],
             "disk": spaces,
+            "models": self._models_to_look_at(instances),
             "decide": [{"for": f"instance {found['name']}", **one} for found in instances for one in found["_decide"]],
             "shm_mib": disk["shm_mib"] if instances else 0,
             "ports": listens,
             # A host whose apt has been told no mirror yet cannot say what that mirror will have.
             "apt_source": self.value("host_base_apt_source") is not None,
         }
+
+    def _models_to_look_at(self, instances: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Models whose files are not at hand here: a host may have them, where they are served from or on its share."""
+        share = self.value("hf_cache_share")
+        found: dict[str, dict[str, Any]] = {}
+        for instance in instances:
+            for name in instance["_models"]:
+                if not self.shelf.is_at_hand(name):
+                    paths = [f"{self.models_root}/{name}", *([f"{share.rstrip('/')}/{name}"] if share else [])]
+                    draft = name != instance["model"] or bool((self.value("vllm_models").get(name) or {}).get("draft"))
+                    entry = found.setdefault(name, {"name": name, "paths": paths, "draft": draft, "for": []})
+                    entry["for"].append(f"instance {instance['name']}")
+        return list(found.values())
 
     def _notes(self, instances: Sequence[Mapping[str, Any]], releases: Sequence[Release]) -> list[dict[str, str]]:
         """What is right and worth knowing."""

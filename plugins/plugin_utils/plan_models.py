@@ -82,11 +82,11 @@ class ModelShelf:
             about: the profile's ``numbers`` stand in for files that are not at hand.
         """
         model = self._known(name, about)
-        if model is None:
-            return []
-        found = [*_registration(model, version, serve), *_code(model, version, serve), *_parallel(model, serve)]
-        # vllm/envs.py: whoever sets it takes wrong answers beyond the model's own positions on.
-        return found if environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1" else [*found, *_length(model, serve)]
+        return [] if model is None else model_findings(model, version, serve, environment)
+
+    def is_at_hand(self, name: str) -> bool:
+        """Whether its files are, so that all has been read from them that there is to know."""
+        return self._at_hand(name) is not None
 
     def _known(self, name: str, about: Mapping[str, Any]) -> Model | None:
         """The model from its files, else from the numbers of a profile."""
@@ -120,6 +120,15 @@ class ModelShelf:
             # On a CPU the KV cache has a size of its own (VLLM_CPU_KVCACHE_SPACE), beside the host's memory.
             return estimate(model, serve, None, helper)
         return estimate(model, serve, hardware.get("gpu_memory_gib"), helper)
+
+
+def model_findings(
+    model: Model, version: str | None, serve: Mapping[str, Any], environment: Mapping[str, str]
+) -> list[Finding]:
+    """Arguments and release against a model, by its configuration; ``version`` is vLLM's, None where not known."""
+    found = [*_registration(model, version, serve), *_code(model, version, serve), *_parallel(model, serve)]
+    # vllm/envs.py: whoever sets it takes wrong answers beyond the model's own positions on.
+    return found if environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1" else [*found, *_length(model, serve)]
 
 
 def _registration(model: Model, version: str | None, serve: Mapping[str, Any]) -> list[Finding]:

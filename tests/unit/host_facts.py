@@ -70,6 +70,7 @@ def facts(plan: dict[str, Any], change: Callable[[dict[str, Any]], Any] | None =
         "numa": [{"node": 0, "cpus": "0-31", "memory": 256 * GIB}],
         "user": None,
         "instances": {},
+        "models": {},
         "unknown": {},
         "programs": {
             instance["name"]: {name: program(f"/usr/bin/{name}") for name in ("cc", "c++", "nvcc", "ninja", "numactl")}
