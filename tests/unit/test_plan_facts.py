@@ -143,7 +143,7 @@ def test_on_blackwell_the_model_s_heads_and_cuda_count() -> None:
 
 
 def test_a_model_of_another_family_has_nothing_to_decide() -> None:
-    made = plan(vllm_profiles={"next": {**NEXT["vllm_profiles"]["next"], "family": None}})
+    made = plan(vllm_profiles={"next": {"accelerator": "cuda", "model": "next"}})
     assert of(resolve(made, gpu(made, "9.0"))) == {}
 
 
