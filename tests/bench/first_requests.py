@@ -127,6 +127,8 @@ class Server:
         return self.log.read_text(errors="replace").count(COMPILED)
 
     def stop(self) -> None:
+        if self.process.poll() is not None:
+            return
         os.killpg(self.process.pid, signal.SIGINT)
         killer = threading.Timer(60, os.killpg, [self.process.pid, signal.SIGKILL])
         killer.start()
