@@ -5,9 +5,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 from serving_host import HOST, LIMIT, NEWER, get, play, site, status, version
 
 CURRENT = "/etc/vllm/glm/current"
