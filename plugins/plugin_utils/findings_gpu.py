@@ -109,6 +109,21 @@ def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:
         yield from _state(device)
 
 
+def shared(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """GPUs that two instances name, which the plan cannot see where one names it by index, the other by UUID."""
+    known = by_name(facts["gpu"]["devices"])
+    owners: dict[str, str] = {}
+    for wanted in plan["needs"]["gpus"]:
+        for device in (known[name] for name in wanted["named"] if name in known):
+            if (other := owners.setdefault(device["uuid"], wanted["for"])) != wanted["for"]:
+                yield new_finding(
+                    "gpu-shared",
+                    f"GPU {device['index']} ({device['uuid']}) is named by {other} and by {wanted['for']}",
+                    "a GPU of its own for each",
+                    f"Correct gpus of {wanted['for']}.",
+                )
+
+
 def _gpu(device: Mapping[str, Any], wanted: Mapping[str, Any], least_gib: float) -> Iterator[Finding]:
     """Whether a GPU is what an instance was made for; ``least_gib`` is the least memory that the plan estimates."""
     name = f"GPU {device['index']} ({device['name']})"

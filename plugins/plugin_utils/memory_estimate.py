@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .model_knowledge import Model, is_gdn
+from .model_knowledge import EXPERTS, Model, is_gdn
 from .serve_catalogue import size
 
 GIB = 2**30
@@ -48,9 +48,18 @@ _NUMBERS = (
     *("kv_lora_rank", "qk_rope_head_dim", "index_topk", "index_head_dim", "vocab_size", "intermediate_size"),
     *("qk_nope_head_dim", "v_head_dim", "top_k_experts"),
     *("moe_intermediate_size", "num_experts_per_tok", "max_position_embeddings", "full_attention_interval"),
+    *("num_experts", "n_routed_experts", "num_local_experts", "first_k_dense_replace", "decoder_sparse_step"),
     *("num_global_key_value_heads", "global_head_dim", "num_kv_shared_layers", "linear_num_key_heads"),
     *("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
 )
+# Bytes of a weight with its share of scales: of checkpoints and, where vLLM quantises at load, of `quantization`.
+_WEIGHT_BYTES = {
+    **dict.fromkeys(("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "experts_int8"), 1.0),
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), 0.5 + 1 / 32),
+    "int8_per_channel_weight_only": 1.0,
+    "mxfp8": 1 + 1 / 32,
+    **dict.fromkeys(("nvfp4", "modelopt_fp4", "nvfp4_per_token"), 0.5 + 1 / 16),
+}
 _BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 
 
@@ -81,6 +90,7 @@ class Serving:
 
     Attributes:
         length: tokens of context.
+        redundant: experts that are there twice, for balance among the ranks (EPLB).
         offload_gib: weights per GPU kept in the host's memory.
         states: states that a sequence of a hybrid model has at a time.
     """
@@ -93,6 +103,7 @@ class Serving:
     pipeline: int = 1
     data: int = 1
     expert: bool = False
+    redundant: int = 0
     eager: bool = False
     cache_dtype: str = "auto"
     quantization: str = "None"
@@ -126,6 +137,7 @@ def serving_of(serve: Mapping[str, Any], model: Model, gpu_gib: float | None = N
         pipeline=number("pipeline-parallel-size", 1),
         data=number("data-parallel-size", 1),
         expert=serve.get("enable-expert-parallel") is True,
+        redundant=_redundant(serve),
         eager=serve.get("enforce-eager") is True,
         cache_dtype=str(serve.get("kv-cache-dtype", "auto")),
         quantization=str(serve.get("quantization")),
@@ -142,6 +154,25 @@ def _guessed(speculative: Any) -> int:
     return found if isinstance(found, int) and 0 < found < _LARGEST else 0
 
 
+def _redundant(serve: Mapping[str, Any]) -> int:
+    balance = serve.get("eplb-config")
+    found = balance.get("num_redundant_experts") if isinstance(balance, Mapping) else None
+    return found if serve.get("enable-eplb") is True and isinstance(found, int) and 0 < found < _LARGEST else 0
+
+
+def doubt(model: Model, serve: Mapping[str, Any]) -> str | None:
+    """Why an estimate may be too high: what the arguments change in a way that no formula here knows."""
+    if str(serve.get("max-model-len")).strip().lower() in ("auto", "-1"):
+        return "vLLM itself shortens the context to what fits"
+    wanted = str(serve.get("quantization"))
+    if not model.quantisation and wanted not in _WEIGHT_BYTES and wanted != "None":
+        return f"the size of weights with quantization {wanted} is not known"
+    if not str(serve.get("kv-cache-dtype", "auto")).startswith(("auto", "fp8", "int8", *_BYTES)):
+        return f"the size of a KV cache of {serve['kv-cache-dtype']} is not known"
+    others = ("hf-overrides", "offload-group-size", "decode-context-parallel-size", "prefill-context-parallel-size")
+    return next((f"{flag} is not counted" for flag in others if serve.get(flag) not in (None, 0, 1)), None)
+
+
 def wrong_number(model: Model) -> str | None:
     """The first number of a model's configuration that no formula can use, in words."""
     for key in _NUMBERS:
@@ -156,6 +187,30 @@ def wrong_number(model: Model) -> str | None:
     if kinds is not None and not isinstance(kinds, list):
         return f"layer_types is {kinds!r}"
     return None
+
+
+# -- the host's memory -------------------------------------------------------------------------------------------------
+
+
+def host_memory_gib(serve: Mapping[str, Any], gpus: int) -> float:
+    """GiB of the host's memory that arguments ask for: offloaded weights, on each GPU, and offloaded KV cache, of all.
+
+    Source: UVAOffloadConfig.cpu_offload_gb in vllm/config/offload.py, CacheConfig.kv_offloading_size.
+    """
+    return _gib(serve.get("cpu-offload-gb")) * gpus + _gib(serve.get("kv-offloading-size"))
+
+
+def cpu_cache_gib(environment: Mapping[str, Any]) -> float:
+    """GiB of KV cache of an instance on the CPU, 4 where none are said (VLLM_CPU_KVCACHE_SPACE in vllm/envs.py)."""
+    return _gib(environment.get("VLLM_CPU_KVCACHE_SPACE", 4))
+
+
+def _gib(value: Any) -> float:
+    try:
+        found = float(value or 0)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0  # no number is a problem of the plan already
+    return found if 0 < found < _LARGEST else 0.0
 
 
 # -- what one token and one sequence need ---------------------------------------------------------------------------
@@ -329,17 +384,32 @@ def _gdn_widths(text: Mapping[str, Any]) -> tuple[int, int]:
 def weights_per_gpu(model: Model, serving: Serving) -> float:
     """Bytes of weights on one GPU.
 
-    Tensor and pipeline parallelism divide all of it; expert parallelism spreads the experts over the data-parallel
-    ranks as well (https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment.html). Quantised at load
-    (``--quantization fp8``) a 16-bit weight takes a byte, the embeddings stay as they are.
+    Tensor and pipeline parallelism divide all of it. Experts are spread over the data-parallel ranks as well, with or
+    without expert parallelism (FusedMoEParallelConfig.make in vllm/model_executor/layers/fused_moe/config.py); all else
+    is there once for each rank. Quantised at load (``--quantization fp8``) the embeddings stay as they are.
     """
     total = float(model.weight_bytes or 0)
     text = model.text
-    if serving.quantization in ("fp8", "fp8_per_tensor", "fp8_per_block") and not model.quantisation:
+    if serving.quantization in _WEIGHT_BYTES and not model.quantisation:
         tables = 1 if text.get("tie_word_embeddings", model.config.get("tie_word_embeddings")) else 2
         embeddings = tables * int(text.get("vocab_size") or 0) * int(text.get("hidden_size") or 0) * model_bytes(model)
-        total = embeddings + max(total - embeddings, 0) / model_bytes(model)
-    return total / (serving.tensor * serving.pipeline)
+        of_each = _WEIGHT_BYTES[serving.quantization] / model_bytes(model)
+        total = embeddings + max(total - embeddings, 0) * of_each
+    count, each = experts(model, serving.quantization)
+    spread = min(count * each, total)
+    copies = (count + serving.redundant) / count if count else 1
+    return (total - spread + spread * copies / serving.data) / (serving.tensor * serving.pipeline)
+
+
+def experts(model: Model, quantization: str = "None") -> tuple[int, float]:
+    """How many routed experts a layer has, and the bytes of one of them in all layers: gate, up and down projection."""
+    text = model.text
+    count = next((int(text[key]) for key in EXPERTS if text.get(key)), 0)
+    layers = int(text.get("num_hidden_layers") or 0) - int(text.get("first_k_dense_replace") or 0)
+    layers //= int(text.get("decoder_sparse_step") or 1)
+    wide = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0)
+    kind = model.quantisation or quantization
+    return count, layers * 3 * int(text.get("hidden_size") or 0) * wide * _WEIGHT_BYTES.get(kind, model_bytes(model))
 
 
 def activations(model: Model, serving: Serving) -> float:
@@ -408,13 +478,18 @@ def kv_cache_tokens(available: float, needed: Demand, length: int) -> int:
 
 
 def estimate(
-    model: Model, serve: Mapping[str, Any], gpu_gib: float | None, draft: Model | None = None
+    model: Model,
+    serve: Mapping[str, Any],
+    gpu_gib: float | None,
+    draft: Model | None = None,
+    gpus: int | None = None,
 ) -> dict[str, Any]:
     """Whether it fits, in a plan's form.
 
     Args:
         serve: the instance's arguments.
         gpu_gib: memory of one GPU in GiB, None where it is not known.
+        gpus: how many of them there are to use, None where that is not known.
 
     Returns:
         ``verdict`` is fits, tight, does not fit or unknown; ``remedy`` the first rung of the ladder that would help.
@@ -451,7 +526,9 @@ def estimate(
         "verdict": verdict,
     }
     if verdict != "fits":
-        found["remedy"] = next(_ladder(model, serving, gpu_gib, draft, verdict), None)
+        found["remedy"] = next(_ladder(model, serving, gpu_gib, draft, verdict, gpus), None)
+        if (why := doubt(model, serve)) is not None:
+            found["doubt"] = why
     return found
 
 
@@ -467,35 +544,72 @@ def _judge(needed: Demand, serving: Serving, gpu_gib: float) -> tuple[str, float
 
 
 def _ladder(
-    model: Model, serving: Serving, gpu_gib: float, draft: Model | None, verdict: str
+    model: Model, serving: Serving, gpu_gib: float, draft: Model | None, verdict: str, gpus: int | None
 ) -> Iterator[dict[str, Any]]:
-    """The rungs that help, first the one that costs least: each alone, as arguments to set."""
-    for what, changed, arguments in _rungs(serving, gpu_gib):
+    """What helps, first what costs least: a rung alone, then rungs on top of each other, then more GPUs."""
+
+    def helps(changed: Serving) -> bool:
         better, _unused = _judge(demand(model, changed, draft), changed, gpu_gib)
-        if better == "fits" or (better == "tight" and verdict == "does not fit"):
-            yield {"what": what, "serve": arguments}
+        return better == "fits" or (better == "tight" and verdict == "does not fit")
+
+    for rungs in _RUNGS:
+        for what, changed, arguments in rungs(serving, gpu_gib):
+            if helps(changed):
+                yield {"what": what, "serve": arguments}
+    stood, said, set_ = serving, list[str](), dict[str, Any]()
+    for rungs in _RUNGS:
+        last: tuple[Serving, dict[str, Any]] | None = None
+        for what, changed, arguments in rungs(stood, gpu_gib):
+            if helps(changed):
+                yield {"what": ", ".join([*said, what]), "serve": {**set_, **arguments}}
+            last = changed, arguments
+        if last is not None:
+            stood, set_, said = last[0], {**set_, **last[1]}, [*said, what]
+    for wider in (replace(serving, tensor=serving.tensor * factor) for factor in (2, 4, 8)):
+        enough = gpus is None or wider.tensor * wider.pipeline * wider.data <= gpus
+        if enough and (model.heads or wider.tensor) % wider.tensor == 0 and helps(wider):
+            yield {"what": "more GPUs", "serve": {"tensor-parallel-size": wider.tensor}}
 
 
-def _rungs(serving: Serving, gpu_gib: float) -> Iterator[tuple[str, Serving, dict[str, Any]]]:
+_Rungs = Iterator[tuple[str, Serving, dict[str, Any]]]
+
+
+def _lower_utilisation(serving: Serving, gpu_gib: float) -> _Rungs:
     step = serving.utilisation
     while step - 0.01 >= 0.85 and (1 - step) * gpu_gib < OUTSIDE_GIB:
         step = round(step - 0.01, 2)
         yield "lower utilisation", replace(serving, utilisation=step), {"gpu-memory-utilization": step}
+
+
+def _shorter_context(serving: Serving, _gpu_gib: float) -> _Rungs:
     length = 1 << max(serving.length - 1, 1).bit_length() - 1
     while length >= max(serving.length // 8, 1024):
         yield "shorter context", replace(serving, length=length), {"max-model-len": length}
         length //= 2
+
+
+def _eager(serving: Serving, _gpu_gib: float) -> _Rungs:
     if not serving.eager:
         yield "eager mode, without CUDA graphs", replace(serving, eager=True), {"enforce-eager": True}
+
+
+def _fewer_sequences(serving: Serving, _gpu_gib: float) -> _Rungs:
     for count in (64, 16, 4):
         if count < serving.sequences:
             yield "fewer sequences", replace(serving, sequences=count), {"max-num-seqs": count}
+
+
+def _smaller_batches(serving: Serving, _gpu_gib: float) -> _Rungs:
     for count in (4096, 2048):
         if count < serving.batched:
             yield "fewer batched tokens", replace(serving, batched=count), {"max-num-batched-tokens": count}
+
+
+def _offloaded(serving: Serving, _gpu_gib: float) -> _Rungs:
     for gib in (8, 16, 32):
         offloaded = replace(serving, offload_gib=serving.offload_gib + gib)
         yield "weights offloaded to the host's memory", offloaded, {"cpu-offload-gb": offloaded.offload_gib}
-    for factor in (2, 4, 8):
-        wider = replace(serving, tensor=serving.tensor * factor)
-        yield "more GPUs", wider, {"tensor-parallel-size": wider.tensor}
+
+
+# What costs least first.
+_RUNGS = (_lower_utilisation, _shorter_context, _eager, _fewer_sequences, _smaller_batches, _offloaded)

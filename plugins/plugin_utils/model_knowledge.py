@@ -13,7 +13,8 @@ from typing import Any
 from ..module_utils.model_files import look
 
 _MAPS = ("text_config", "llm_config", "quantization_config", "rope_scaling", "rope_parameters", "auto_map")
-_MOE = ("num_experts", "n_routed_experts", "num_local_experts")
+# Names of the number of routed experts.
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Model:
             found.append("MLA")
         if text.get("index_topk"):
             found.append("sparse attention")
-        if any(text.get(key) for key in _MOE):
+        if any(text.get(key) for key in EXPERTS):
             found.append("MoE")
         if any(key in self.config for key in ("vision_config", "audio_config")):
             found.append("multimodal")

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from . import serve_catalogue
 from .catalogue import COLLECTION, inventory_spec, read_yaml
 from .flashinfer_set import CUBIN, VERSION_CHECK_SWITCH
+from .memory_estimate import UNSURE_SHARE, cpu_cache_gib, host_memory_gib
 from .patch_catalogue import Patch, PatchCatalogueError, load_patches, patches_for
 from .plan_conflicts import (
     account_problems,
@@ -68,6 +69,12 @@ OFFLINE = {
 # The key that an instance takes beside VLLM_API_KEY while it is changed.
 PREVIOUS_KEY = "PREVIOUS_VLLM_API_KEY"
 PROGRAMS = "/opt/vllm/libexec"
+# Set from settings of an instance: as a variable of the environment it would bypass what compares them.
+RESERVED_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "Set `gpus` of the instance, so that no other one and no check overlooks it.",
+}
+# The finding of preflight about a GPU that is too small: who waives it knows better than the estimate, too.
+MEMORY_FINDING = "gpu-memory-small"
 PARALLEL_SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 BATCH = re.compile(r"[1-9][0-9]*|([1-9][0-9]?|100)%")
 OWNED_PREFIX = "ONPREM_VLLM_"
@@ -297,7 +304,7 @@ class _Composition:
             serve["speculative-config"] = {**speculative, "model": f"{self.models_root}/{draft}"}
             origins["serve", "speculative-config", "model"] = origins["draft_model",]
         if release is not None:
-            self._check_version(where, release, serve, environment, origins)
+            self._check_version(where, release, result, origins, self.shelf.context(str(model), about))
         named_draft, beside = self._named_models(where, serve, origins)
         draft = draft or (named_draft if named_draft != model else None)  # its own MTP layers are part of its files
         if model is not None:
@@ -853,20 +860,20 @@ class _Composition:
         self,
         where: str,
         release: Release,
-        serve: Mapping[str, Any],
-        environment: Mapping[str, str],
+        settings: Mapping[str, Mapping[str, Any]],
         origins: Mapping[tuple[str, ...], str],
+        longest: int | None,
     ) -> None:
-        """The arguments against the vLLM that will run."""
+        """The arguments against the vLLM that will run; ``longest`` is the model's own context."""
         if serve_catalogue.serve_catalogue(release.vllm) is None:
             self.uncatalogued.setdefault(release.vllm, release.name)
-        for found in serve_catalogue.findings(release.vllm, serve):
+        for found in serve_catalogue.findings(release.vllm, settings["serve"], longest):
             place = self._setting(where, ("serve", found.flag), origins)
             if found.stops and f"{where}.{found.flag}" not in self.wrong_sizes and not self._is_wrong(place):
                 self._wrong(place, found.what, found.remedy)
             elif not found.stops:
                 self._warn(place, found.what, found.remedy, found.source)
-        for name in serve_catalogue.unknown_environment(release.vllm, list(environment)):
+        for name in serve_catalogue.unknown_environment(release.vllm, list(settings["environment"])):
             self._warn(
                 self._setting(where, ("environment", name), origins),
                 f"vLLM {release.vllm} knows no environment variable of this name",
@@ -938,20 +945,34 @@ class _Composition:
     def _estimate(self, instance: Mapping[str, Any]) -> dict[str, Any]:
         """Whether the instance fits the memory of the GPUs that its profile is for."""
         about = instance["_profile"].about
-        found = self.shelf.estimate(instance["model"], instance["_draft"], instance["serve"], about)
+        described = self._describes(instance["_profile"], instance["model"])
+        found = self.shelf.estimate(instance["model"], instance["_draft"], instance["serve"], about, described)
         where = f"vllm_instances.{instance['name']}"
-        if found["verdict"] == "does not fit":
-            remedy = found.get("remedy")
+        # Whoever has to correct an argument corrects the sum with it.
+        if found["verdict"] in ("does not fit", "tight") and not self._is_wrong(where):
+            self._say_estimate(where, found, f"profile {instance['profile']} is for {found['gpu_memory_gib']:g} GiB")
+        return {"for": f"instance {instance['name']}", **found}
+
+    def _say_estimate(self, where: str, found: Mapping[str, Any], of: str) -> None:
+        least, rung = found["least_gpu_memory_gib"], found.get("remedy")
+        remedy = f"{rung['what'][0].upper()}{rung['what'][1:]}: {_settings(rung['serve'])}." if rung else ""
+        if found["verdict"] == "tight":
             self._warn(
                 where,
-                f"{found['least_gpu_memory_gib']} GiB per GPU are needed for one sequence of full context, and profile "
-                f"{instance['profile']} is for {found['gpu_memory_gib']:g} GiB",
-                f"{remedy['what'].capitalize()}: {_settings(remedy['serve'])}."
-                if remedy
-                else "Use more or larger GPUs, or a smaller model.",
+                f"fits tightly: {least} GiB per GPU are needed for one sequence of full context, and {of}: too little "
+                "stays free beside it",
+                remedy or "Expect it to run out of memory under load.",
                 "docs/memory.md",
             )
-        return {"for": f"instance {instance['name']}", **found}
+            return
+        what = f"{least} GiB per GPU are needed for one sequence of full context, and {of}"
+        remedy = remedy or "Use more or larger GPUs, or a smaller model."
+        beyond = least > found["gpu_memory_gib"] * (1 + UNSURE_SHARE)
+        if beyond and "doubt" not in found and MEMORY_FINDING not in self.value("preflight_waived"):
+            self._wrong(where, what, f"{remedy} Where you know better, name {MEMORY_FINDING} in preflight_waived.")
+        else:
+            doubt = f"; {found['doubt']}" if "doubt" in found else ""
+            self._warn(where, what + doubt, remedy, "docs/memory.md")
 
     def _environment(
         self,
@@ -987,6 +1008,8 @@ class _Composition:
                 self._wrong(place, f"{name!r} is no name of an environment variable", "Use letters, digits and _.")
             elif name.startswith(OWNED_PREFIX) or value != OFFLINE.get(name, value):
                 self._wrong(place, "is set by the collection and open to nobody", "Remove it.")
+            elif name in RESERVED_ENVIRONMENT:
+                self._wrong(place, "is not set here", RESERVED_ENVIRONMENT[name])
             elif SECRET_NAME.fullmatch(name):
                 self._wrong(place, "looks like a secret", f"Put {name} into vllm_secrets, from a vault.")
             elif isinstance(value, (bool, dict, list)) or not isinstance(value, (str, int, float)):
@@ -1007,6 +1030,8 @@ class _Composition:
                 self._wrong(f"{where}.{name}", "is set by the collection and open to nobody", "Remove it.")
             elif name == VERSION_CHECK_SWITCH:
                 self._wrong(f"{where}.{name}", "is a release's decision, and no secret", "Remove it.")
+            elif name in RESERVED_ENVIRONMENT:
+                self._wrong(f"{where}.{name}", "is no secret", RESERVED_ENVIRONMENT[name])
             elif name in environment or name in OFFLINE:
                 self._wrong(f"{where}.{name}", "stands in the environment, too", "Keep one of the two.")
             elif not isinstance(value, str) or not value:
@@ -1219,9 +1244,9 @@ class _Composition:
                 if found["_profile"].about.get("accelerator") == "cuda"
             ],
             "memory_gib": [
-                {"gib": wanted["memory_gib"], "for": f"instance {name}"}
-                for name, wanted in hardware
-                if wanted.get("memory_gib")
+                {"gib": gib, "for": f"instance {found['name']}"}
+                for found in instances
+                if (gib := self._host_memory(found, catalogue["memory"]))
             ],
             "disk": spaces,
             "models": self._models_to_look_at(instances),
@@ -1244,6 +1269,17 @@ class _Composition:
                     entry = found.setdefault(name, {"name": name, "paths": paths, "draft": draft, "for": []})
                     entry["for"].append(f"instance {instance['name']}")
         return list(found.values())
+
+    def _host_memory(self, instance: Mapping[str, Any], floor: Mapping[str, float]) -> float:
+        """GiB of the host's memory that an instance needs: what its profile says, and what its settings add."""
+        profile, serve, gpus = instance["_profile"], instance["serve"], gpus_of(instance["serve"])
+        least = (profile.about.get("hardware") or {}).get("memory_gib")
+        if profile.about.get("accelerator") == "cpu":
+            ours, own = instance["environment"], self._designed(profile.name).get("environment") or {}
+            return (least or 0) + max(cpu_cache_gib(ours) - (cpu_cache_gib(own) if least else 0), 0)
+        if least is None:
+            least = floor["process_gib"] * (2 + (gpus if gpus > 1 else 0)) + floor["loading_gib"]
+        return least + host_memory_gib(serve, gpus)
 
     def _notes(self, instances: Sequence[Mapping[str, Any]], releases: Sequence[Release]) -> list[dict[str, str]]:
         """What is right and worth knowing."""

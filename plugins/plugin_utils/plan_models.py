@@ -52,6 +52,11 @@ class ModelShelf:
         model = self._known(name, about)
         return {*(about.get("family") or ()), *(family.lower() for family in (model.families if model else ()))}
 
+    def context(self, name: str, about: Mapping[str, Any]) -> int | None:
+        """The longest context that a model was made for, in tokens."""
+        model = self._known(name, about)
+        return whole(model.text.get("max_position_embeddings")) if model is not None else None
+
     def notes(self, name: str, where: str) -> list[dict[str, str]]:
         """What is worth knowing of a model whose files are at hand, or that they are not."""
         model = self._at_hand(name)
@@ -104,9 +109,9 @@ class ModelShelf:
         return whole(model.text.get("linear_key_head_dim")) if model is not None else None
 
     def estimate(
-        self, name: str, draft: str | None, serve: Mapping[str, Any], about: Mapping[str, Any]
+        self, name: str, draft: str | None, serve: Mapping[str, Any], about: Mapping[str, Any], described: bool
     ) -> dict[str, Any]:
-        """The memory estimate of an instance; ``about`` is its profile's."""
+        """The memory estimate of an instance; ``about`` is its profile's, ``described`` whether for this very model."""
         numbers, hardware = about.get("numbers") or {}, about.get("hardware") or {}
         model, helper = self._known(name, about), self._at_hand(draft, True) if draft else None
         if draft and helper is None and numbers.get("draft_gib") and self._at_hand(name) is None:
@@ -119,7 +124,10 @@ class ModelShelf:
         if about.get("accelerator") == "cpu":
             # On a CPU the KV cache has a size of its own (VLLM_CPU_KVCACHE_SPACE), beside the host's memory.
             return estimate(model, serve, None, helper)
-        return estimate(model, serve, hardware.get("gpu_memory_gib"), helper)
+        found = estimate(model, serve, hardware.get("gpu_memory_gib"), helper, hardware.get("gpus"))
+        if found["verdict"] in ("tight", "does not fit") and not described and self._at_hand(name) is None:
+            found["doubt"] = f"the numbers are those of another model than {name}"
+        return found
 
 
 def model_findings(

@@ -87,12 +87,13 @@ def versions_with(flag: str) -> list[str]:
     return [version for version in catalogued_versions() if flag in _names(version)]
 
 
-def findings(version: str, serve: Mapping[str, Any]) -> list[Finding]:
+def findings(version: str, serve: Mapping[str, Any], longest: int | None = None) -> list[Finding]:
     """What vLLM ``version`` would refuse of the arguments, and what it takes but would regret.
 
     Args:
         version: of one that is not catalogued only what holds for all is checked.
         serve: long names without dashes to values, as in a plan.
+        longest: the model's own context in tokens, which vLLM takes where none is set; None where it is not known.
     """
     known = serve_catalogue(version)
     found = misread(version, serve)
@@ -105,9 +106,9 @@ def findings(version: str, serve: Mapping[str, Any]) -> list[Finding]:
     if known is not None:
         found += _parser_names(version, known, right)
     found += [*_speculative(version, known, right), *_out_of_bounds(_bounds(version), right)]
-    for check in (_sizes, _batch, _utilisation, _one_host):
+    for check in (_sizes, _batch, _one_host):
         found += check(right)
-    return found
+    return [*found, *_utilisation(right, longest)]
 
 
 def misread(version: str, serve: Mapping[str, Any]) -> list[Finding]:
@@ -599,7 +600,7 @@ def _one_host(serve: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("grpc", what, "Remove it.", source=source)
 
 
-def _utilisation(serve: Mapping[str, Any]) -> Iterator[Finding]:
+def _utilisation(serve: Mapping[str, Any], longest: int | None) -> Iterator[Finding]:
     value = serve.get("gpu-memory-utilization")
     try:
         share = float(value) if value is not None and not isinstance(value, bool) else None
@@ -607,10 +608,13 @@ def _utilisation(serve: Mapping[str, Any]) -> Iterator[Finding]:
         return
     if share is None or share > 1:
         return
-    if share > _STABLE_SHARE and (size(serve.get("max-model-len")) or 0) >= _LONG_CONTEXT:
+    length = size(serve.get("max-model-len"))
+    # Unset, -1 and auto: as long as the model's own, or as the memory holds.
+    context = length if length is not None and length > 0 else longest or 0
+    if share > _STABLE_SHARE and context >= _LONG_CONTEXT:
         yield Finding(
             "gpu-memory-utilization",
-            f"is {share:g} with a context of {size(serve['max-model-len']):,}: CUDA graphs are captured after the KV "
+            f"is {share:g} with a context of {context:,}: CUDA graphs are captured after the KV "
             "cache is laid out, and 0.98 ran out of memory there at 256K on the reference node",
             f"Use {_STABLE_SHARE}, the stable point.",
             stops=False,

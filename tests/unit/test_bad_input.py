@@ -726,6 +726,48 @@ BAD = [
         }.items()
     ),
     ("an interface that nobody speaks", TINY, serve(grpc=True), "vllm_instances.glm.serve.grpc", "gRPC"),
+    # -- what would bypass the plan
+    *(
+        (
+            f"GPUs {how}",
+            GPU,
+            {**gemma(gpus=gpus), **changes},
+            where,
+            "Set `gpus`",
+        )
+        for how, gpus, changes, where in (
+            (
+                "chosen in the environment",
+                [0],
+                {"vllm_host_overrides": {"environment": {"CUDA_VISIBLE_DEVICES": "3"}}},
+                "vllm_host_overrides.environment.CUDA_VISIBLE_DEVICES",
+            ),
+            (
+                "chosen in the environment alone",
+                None,
+                {"vllm_group_overrides": {"environment": {"CUDA_VISIBLE_DEVICES": "3"}}},
+                "vllm_group_overrides.environment.CUDA_VISIBLE_DEVICES",
+            ),
+            (
+                "chosen in secret",
+                None,
+                {"vllm_secrets": {"gemma": {"CUDA_VISIBLE_DEVICES": "3"}}},
+                "vllm_secrets.gemma.CUDA_VISIBLE_DEVICES",
+            ),
+        )
+    ),
+    # -- what does not fit
+    (
+        "model far beyond the GPUs",
+        GPU,
+        {
+            "vllm_instances": {
+                "glm": {"profile": "glm-5.2-nvfp4-8gpu", "port": 8000, "serve": {"tensor-parallel-size": 2}}
+            }
+        },
+        "vllm_instances.glm",
+        "More GPUs: tensor-parallel-size: 8",
+    ),
     # -- what arguments name on the host
     *(
         (f"{flag} {path}", TINY, serve(**{flag: path}), f"vllm_instances.glm.serve.{flag.replace('_', '-')}", part)

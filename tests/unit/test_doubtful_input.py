@@ -41,6 +41,55 @@ DOUBTFUL = [
         "vllm_instances.glm.serve.pipeline-parallel-size",
         "make 16 GPUs",
     ),
+    *(
+        (
+            f"all of the memory with a context of {length}",
+            GPU,
+            glm(gpu_memory_utilization=0.98, max_model_len=length),
+            "vllm_instances.glm.serve.gpu-memory-utilization",
+            "with a context of 1,048,576" if length in ("auto", -1) else "with a context of 262,144",
+        )
+        for length in ("auto", -1, "256K", 262144)
+    ),
+    (
+        "a GPU that is filled to the brim",
+        GPU,
+        glm(gpu_memory_utilization=0.98),
+        "vllm_instances.glm",
+        "Lower utilisation: gpu-memory-utilization",
+    ),
+    (
+        "a little beyond the GPU",
+        GPU,
+        glm(gpu_memory_utilization=0.83),
+        "vllm_instances.glm",
+        "Shorter context",
+    ),
+    (
+        "far beyond the GPU, and taken on",
+        GPU,
+        {**glm(tensor_parallel_size=2), "preflight_waived": ["gpu-memory-small"]},
+        "vllm_instances.glm",
+        "More GPUs",
+    ),
+    (
+        "as much context as fits, which is vLLM's own matter",
+        GPU,
+        glm(tensor_parallel_size=2, max_model_len="auto"),
+        "vllm_instances.glm",
+        "vLLM itself shortens the context to what fits",
+    ),
+    (
+        "weights of a size that is not known",
+        GPU,
+        {
+            "vllm_instances": {
+                "g": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [0], "serve": {"quantization": "torchao"}}
+            }
+        },
+        "vllm_instances.g",
+        "quantization torchao is not known",
+    ),
     (
         "draft that its method does not use",
         TINY,

@@ -312,6 +312,7 @@ def test_every_finding_has_a_case() -> None:
         "facts-missing",
         "gpu-few",
         "gpu-mixed",
+        "gpu-shared",
         "host-unreachable",
         "inventory",
         "inventory-doubtful",
@@ -319,6 +320,20 @@ def test_every_finding_has_a_case() -> None:
     assert covered | elsewhere == set(known_findings())
     assert not covered & elsewhere
     assert len(CASES) + len(WARNINGS) >= 60
+
+
+def test_a_gpu_that_two_instances_name_in_different_ways() -> None:
+    """The plan cannot see it: only the host knows which UUID index 0 has."""
+    wanted = {"profile": "gemma-4-26b-l40s", "serve": {}}
+    for names, shared in ((["GPU-00000000"], True), (["GPU-00000001"], False)):
+        instances = {"a": {**wanted, "port": 8000, "gpus": [0]}, "b": {**wanted, "port": 8001, "gpus": names}}
+        plan = compose_plan("h", ["vllm"], {**BASE, "vllm_release": "0.31.0-cu130", "vllm_instances": instances})
+        assert plan["problems"] == []
+        two = facts(plan, lambda f: f["gpu"].update(devices=[device(0), device(1)]))
+        found = compare(plan, two)
+        assert [finding["id"] for finding in found] == ["gpu-shared"] * shared
+        if shared:
+            assert found[0]["found"] == "GPU 0 (GPU-00000000) is named by instance a and by instance b"
 
 
 def test_gpus_of_two_kinds_for_one_instance() -> None:

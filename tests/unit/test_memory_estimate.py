@@ -18,6 +18,7 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.memory_estimate import
     OUTSIDE_GIB,
     demand,
     estimate,
+    experts,
     kv_cache_tokens,
     layer_kinds,
     serving_of,
@@ -216,6 +217,62 @@ def test_an_unknown_gpu_gets_no_verdict_and_still_says_what_it_must_have() -> No
 def test_every_shipped_profile_fits_the_gpus_it_asks_for(name: str) -> None:
     profile = shipped_profiles()[name]
     assert estimate(profile_model(name), profile["serve"], profile["hardware"]["gpu_memory_gib"])["verdict"] == "fits"
+
+
+DEEPSEEK_V3 = {
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "quantization_config": {"quant_method": "fp8"},
+}
+
+
+def test_a_redundant_expert_takes_what_vllm_s_documentation_says() -> None:
+    """https://github.com/vllm-project/vllm/pull/24537: about 2.4 GB for one of DeepSeek V3 on each rank."""
+    count, each = experts(model_of(DEEPSEEK_V3, None, ""))
+    assert count == 256
+    assert each / GIB == pytest.approx(2.4, rel=0.02)
+
+
+def test_experts_are_spread_over_the_data_parallel_ranks_and_nothing_else_is() -> None:
+    """FusedMoEParallelConfig.make: tensor x data, whether as whole experts or as parts of each."""
+    model = profile_model("glm-5.2-nvfp4-8gpu")
+    count, each = experts(model)
+    spread, rest = count * each / GIB, model.weight_bytes / GIB - count * each / GIB
+    assert spread == pytest.approx(75 * 256 * 3 * 6144 * 2048 * 4.5 / 8 / GIB)
+    for whole in (True, False):
+        found = glm(tensor_parallel_size=1, data_parallel_size=8, enable_expert_parallel=whole)
+        assert found["weights_gib"] == pytest.approx(rest + spread / 8, abs=0.01)
+        assert found["gpus"] == 8
+    two = glm(tensor_parallel_size=4, data_parallel_size=2)
+    assert two["weights_gib"] == pytest.approx((rest + spread / 2) / 4, abs=0.01)
+    assert glm()["weights_gib"] == pytest.approx(416 / 8, abs=0.01)
+    balanced = glm(data_parallel_size=2, enable_eplb=True, eplb_config={"num_redundant_experts": 32})
+    assert balanced["weights_gib"] == pytest.approx((rest + spread * (288 / 256) / 2) / 8, abs=0.01)
+
+
+def test_rungs_stand_on_each_other_where_none_helps_alone() -> None:
+    serve = {**shipped_profiles()["glm-5.2-nvfp4-8gpu"]["serve"], "max-model-len": 1048576}
+    model = profile_model("glm-5.2-nvfp4-8gpu")
+    found = estimate(model, serve, 64.0, None, 8)
+    rungs = found["remedy"]["what"].split(", ")
+    assert len(rungs) > 1
+    assert rungs[0] == "shorter context"
+    for flag, value in found["remedy"]["serve"].items():
+        assert estimate(model, {**serve, flag: value}, 64.0)["verdict"] == "does not fit", flag
+    assert estimate(model, {**serve, **found["remedy"]["serve"]}, 64.0)["verdict"] in ("fits", "tight")
+
+
+@pytest.mark.parametrize(("gpus", "sizes"), [(8, {8}), (None, {8}), (4, set())])
+def test_more_gpus_are_as_many_as_there_are_and_heads_allow(gpus: int | None, sizes: set[int]) -> None:
+    model = profile_model("glm-5.2-nvfp4-8gpu")
+    serve = {**shipped_profiles()["glm-5.2-nvfp4-8gpu"]["serve"], "tensor-parallel-size": 2}
+    remedy = estimate(model, serve, 95.0, None, gpus)["remedy"]
+    assert {remedy["serve"]["tensor-parallel-size"]} == sizes if sizes else remedy is None
+    odd = model_of({**model.config, "num_attention_heads": 6}, model.weight_bytes, "")
+    assert estimate(odd, {**serve, "tensor-parallel-size": 2}, 95.0, None, gpus)["remedy"] is None
 
 
 def test_layers_by_kind() -> None:

@@ -346,6 +346,15 @@ def test_the_memory_that_ran_out_is_a_warning_with_its_source() -> None:
     assert findings("0.31.0", {"gpu-memory-utilization": 0.95, "max-model-len": 262144}) == []
 
 
+@pytest.mark.parametrize("length", [None, "auto", -1, "-1"])
+def test_the_model_s_own_context_counts_where_none_is_set(length: Any) -> None:
+    serve = {"gpu-memory-utilization": 0.98, "max-model-len": length}
+    (found,) = findings("0.31.0", serve, 262144)
+    assert "with a context of 262,144" in found.what
+    assert findings("0.31.0", serve, 32768) == findings("0.31.0", serve) == []
+    assert findings("0.31.0", {**serve, "max-model-len": 32768}, 262144) == []
+
+
 def test_a_plugin_s_parser_is_nobody_s_business() -> None:
     assert findings("0.31.0", {"tool-call-parser": "ours", "tool-parser-plugin": "/opt/ours.py"}) == []
     (found,) = findings("0.31.0", {"tool-call-parser": "ours"})
