@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -715,45 +716,104 @@ def test_a_release_on_the_host_counts_as_there_when_space_is_reckoned(world: Wor
     assert builder.space_problem(world.site, {"small": lock}) is None
 
 
-KILLED_WHEN = [name for name, _unused in builder.STEPS]
-
-
-@pytest.mark.parametrize("step", KILLED_WHEN)
-def test_a_run_killed_in_any_step_is_repaired_by_the_next(world: World, step: str, tmp_path: Path) -> None:
-    """SIGKILL in the middle of each step, in a process of its own; what was whole before stays so."""
-    apply(world.site, [world.release("next")])
-    before = everything(world.path("next"))
-    ready = tmp_path / "reached"
+def in_a_child(work: Callable[[], None]) -> int:
+    """What a process ends with that does this and nothing more."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the mirror's thread: the child does not need it
         pid = os.fork()
     if pid == 0:
         try:
-            steps = []
-            for name, function in builder.STEPS:
-
-                def run(build: Any, name: str = name, function: Any = function) -> None:
-                    if name == step:
-                        ready.touch()
-                        if name in {"venv", "install"}:
-                            threading.Thread(target=lambda: (time.sleep(0.05), os.kill(os.getpid(), 9))).start()
-                            function(build)
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    function(build)
-
-                steps.append((name, run))
-            builder.STEPS[:] = steps
-            apply(world.site, [world.release("small")])
+            work()
         finally:
             os._exit(1)
-    _unused, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status)
-    assert ready.exists()
-    assert not world.path("small").exists()
-    (outcome,) = apply(world.site, [world.release("small")]).outcomes
-    assert outcome.state == "installed"
+    return os.waitpid(pid, 0)[1]
+
+
+def hurt(build: Any, step: str) -> None:
+    """Give the two steps that only look, as long as all is well, something to mend."""
+    damage = {"overlaps": ("shared/__init__.py", b"value = 'base'\n"), "record": ("engine/part1.py", b"NUMBER = 0\n")}
+    if step in damage:
+        path, content = damage[step]
+        (build.site_packages / path).unlink()  # the cache has the same inode
+        (build.site_packages / path).write_bytes(content)
+
+
+class Watch:
+    """Counts the operations on files in each step of a build; kills the process in ``step`` as it begins its
+    ``moment``-th one, or, where that is 0, while a program works for it."""
+
+    def __init__(self, log: Path, step: str = "", moment: int = -1) -> None:
+        self.log, self.step, self.moment = log, step, moment
+        self.now = ""
+        self.seen: dict[str, int] = {}
+
+    def event(self, event: str, _unused: tuple[object, ...]) -> None:
+        if self.now and (event in {"open", "subprocess.Popen"} or event.startswith(("os.", "shutil."))):
+            self.seen[self.now] += 1
+            if self.now == self.step and self.seen[self.now] == self.moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.now == self.step and self.moment == 0 and event == "subprocess.Popen":
+                threading.Thread(target=lambda: (time.sleep(0.02), os.kill(os.getpid(), signal.SIGKILL))).start()
+
+    def step_of(self, name: str, function: Callable[[Any], None]) -> Callable[[Any], None]:
+        def run(build: Any) -> None:
+            hurt(build, name)
+            self.seen[name] = 0
+            self.now = name
+            function(build)
+            self.now = ""
+            self.log.write_text(json.dumps(self.seen))
+
+        return run
+
+    def build(self, site: Site, release: Release) -> None:
+        """Build the release; to be called in a process of its own."""
+        sys.addaudithook(self.event)
+        builder.STEPS[:] = [(name, self.step_of(name, function)) for name, function in builder.STEPS]
+        apply(site, [release])
+
+
+@pytest.fixture(scope="session")
+def operations() -> dict[str, int]:
+    """How many each step does, known from the first build that is watched."""
+    return {}
+
+
+MOMENTS = [
+    *(pytest.param(name, 0.5) for name, _unused in builder.STEPS),
+    *(pytest.param(name, share, marks=pytest.mark.slow) for name, _unused in builder.STEPS for share in (0.01, 0.99)),
+    *(pytest.param(name, None, marks=pytest.mark.slow) for name in ("venv", "install", "overlaps", "bytecode")),
+]
+
+
+@pytest.mark.parametrize(("step", "share"), MOMENTS)
+def test_a_run_killed_in_the_middle_of_any_step_is_repaired_by_the_next(
+    world: World, operations: dict[str, int], step: str, share: float | None, tmp_path: Path
+) -> None:
+    """SIGKILL when a share of a step's operations is done, or while uv or the compiler works for it."""
+    apply(world.site, [world.release("next")])
+    before = everything(world.path("next"))
+    shutil.rmtree(world.site.cache)
+    release = patched_release(world, patch_of(world))
+    log = tmp_path / "operations"
+    if not operations:
+        assert os.WIFEXITED(in_a_child(lambda: Watch(log).build(world.site, release)))
+        operations.update(json.loads(log.read_text()))
+        builder.remove(world.site, [release], check=False)
+        shutil.rmtree(world.site.cache)
+        log.unlink()
+    assert all(operations.values()), operations
+    moment = 0 if share is None else max(round(operations[step] * share), 1)
+    assert os.WIFSIGNALED(in_a_child(lambda: Watch(log, step, moment).build(world.site, release)))
+    done = json.loads(log.read_text()) if log.exists() else {}
+    assert moment == 0 or step not in done, "it was killed after the step"
+    whole = replace(world.site, verify="full")
+    there = builder.inspect(whole, release).state
+    assert there == "installed" or (step == "place" and there == "present")
+    apply(world.site, [release])
     assert not list(world.site.releases.glob(".*"))
-    assert not apply(replace(world.site, verify="full"), [world.release("small"), world.release("next")]).changed
+    assert [builder.inspect(whole, one).state for one in (release, world.release("next"))] == ["present"] * 2
+    assert said_by(world, "patched") == "patched cu13\n"
     assert everything(world.path("next")) == before
 
 
