@@ -27,8 +27,8 @@ from ..module_utils.bundle_manifest import (
 from ..module_utils.model_manifest import readable_size
 from ..module_utils.publish import Missing, Segment, as_missing, cut, wrong_files
 
-# What is lost at most when a run dies, and what the login user's home must have room for besides.
-ABSORB_BYTES = 256 << 20
+# So many are lost at most when a run dies, and the login user's home must have room for one more.
+ABSORBED_PIECES = 4
 
 
 class ActionModule(ActionBase):
@@ -101,7 +101,7 @@ class ActionModule(ActionBase):
             return None
         total = sum(entry.size - entry.have for entry in missing)
         size = int(self._task.args.get("piece_mib", 64)) << 20
-        place = self._landing_place(min(total, ABSORB_BYTES + size))
+        place = self._landing_place(min(total, (ABSORBED_PIECES + 1) * size))
         carried, began, told = 0, time.monotonic(), 0.0
         landed: list[dict[str, Any]] = []
         with tempfile.TemporaryDirectory(prefix="onprem-vllm-") as scratch:
@@ -114,7 +114,7 @@ class ActionModule(ActionBase):
                 landed.append({"path": remote, "segments": [asdict(segment) for segment in segments]})
                 carried += sum(segment.length for segment in segments)
                 last = number == len(pieces) - 1
-                if last or len(landed) * size >= ABSORB_BYTES:
+                if last or len(landed) == ABSORBED_PIECES:
                     taken = self._step("absorb", manifest_sha256=digest, pieces=landed)
                     if taken.get("failed"):
                         return taken

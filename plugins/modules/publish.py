@@ -39,7 +39,7 @@ options:
     choices: [present, absent]
     default: present
   piece_mib:
-    description: Size of the pieces in which files are carried, in MiB.
+    description: Size of the pieces in which files are carried, in MiB. A run that dies loses four of them at most.
     type: int
     default: 64
   lock_wait:

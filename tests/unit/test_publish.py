@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,6 +37,7 @@ class Sender:
             (self.bundle / path).write_bytes(content)
         manifest = {path: BundleFile(sha256_bytes(content), len(content)) for path, content in files.items()}
         self.raw = BundleManifest(manifest).to_bytes()
+        (self.bundle / "manifest.json").write_bytes(self.raw)
         self.digest = sha256_bytes(self.raw)
         self.name = self.digest[:12]
 
@@ -101,6 +104,56 @@ def test_an_interrupted_run_carries_only_the_rest(sender):
     rest = sender.send()
     assert sum(entry.size - entry.have for entry in rest) == sum(map(len, FILES.values())) - 4000
     assert served(sender) == FILES
+
+
+def publish_by_ansible(sender: Sender, log: Path, stop_before: int = -1) -> subprocess.CompletedProcess[str]:
+    """The real action plugin and module, in a run of its own; the connection counts what it carries."""
+    log.unlink(missing_ok=True)
+    task = {"bundle": str(sender.bundle), "root": str(sender.mirror.root), "piece_mib": 1}
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [
+            *(str(Path(sys.executable).with_name("ansible")), "-i", "mirror1,", "mirror1"),
+            *("-m", "onprem.vllm.publish", "-c", "counted", "-a", json.dumps(task)),
+        ],
+        cwd=root,
+        env={
+            **os.environ,
+            "ANSIBLE_CONNECTION_PLUGINS": str(root / "tests/unit/fixtures/connection"),
+            "ANSIBLE_REMOTE_TEMP": str(sender.landing),
+            "COUNTED_LOG": str(log),
+            "COUNTED_STOP_BEFORE": str(stop_before),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_control_node_cut_off_in_the_middle_sends_only_what_is_missing_the_next_time(tmp_path):
+    """Four pieces are taken in at once; those that landed after them are lost, and go."""
+    mebibyte = 1 << 20
+    files = {**FILES, "models/m/big.bin": os.urandom(6 * mebibyte + 5), "python/x.tar.gz": os.urandom(3 * mebibyte)}
+    sender, log = Sender(tmp_path, files), tmp_path / "carried"
+    total = sum(map(len, files.values()))
+
+    def carried() -> list[tuple[int, int]]:
+        return [(int(size), int(before)) for size, before in map(str.split, log.read_text().splitlines())]
+
+    assert publish_by_ansible(sender, log, stop_before=6).returncode == -9
+    assert carried() == [(mebibyte, number) for number in (0, 1, 2, 3, 0, 1)]
+    assert not sender.mirror.current.exists()
+    again = publish_by_ansible(sender, log)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert sum(size for size, _before in carried()) == total - 4 * mebibyte
+    assert carried()[0][1] == 0, "what the dead run left in the landing place went first"
+    assert f"carried_bytes: {total - 4 * mebibyte}\n" in again.stdout
+    assert served(sender) == files
+    assert list((sender.landing / "onprem-vllm-publish").iterdir()) == []
+    unchanged = publish_by_ansible(sender, log)
+    assert unchanged.returncode == 0
+    assert "changed: false" in unchanged.stdout
+    assert not log.exists()
 
 
 def test_what_the_mirror_has_is_linked_and_not_carried(sender):
