@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import pytest
 from ansible_collections.onprem.vllm.plugins.module_utils import release as builder
+from ansible_collections.onprem.vllm.plugins.module_utils.instance_status import describe_release
 from ansible_collections.onprem.vllm.plugins.module_utils.release import Release, ReleaseError, Site, apply, preview
 from ansible_collections.onprem.vllm.plugins.module_utils.release_manifest import read_manifest
 from ansible_collections.onprem.vllm.plugins.module_utils.venv import Pinned, install_uv
@@ -666,6 +667,9 @@ def test_what_a_release_decided_about_flashinfer_is_kept_in_its_manifest(world: 
     about = read_manifest(world.path("patched")).about
     assert about["flashinfer"] == declared
     assert about["release"]["environment"] == switch
+    described = describe_release(world.path("patched"), "full")
+    assert (described["flashinfer_decision"], described["problems"]) == (declared, [])
+    assert (described["id"], described["patches"], described["vllm"]) == (release.id, [], release.version)
     reworded = replace(release, flashinfer={**declared, "reason": "Measured twice."})
     assert builder.inspect(world.site, reworded).state == "present"
     assert builder.inspect(world.site, replace(release, environment={})).state == "rebuilt"

@@ -88,7 +88,14 @@ def main(bundle: Path) -> None:
     uv = make_uv_wheel(folder, Path(shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"))
     sound = wheels(folder, "0.28.0", "0.6.16.post3", "0.6.16.post3", ", kv_scale_format=None", IN_CACHE, SEEN)
     broken = wheels(folder, "0.25.0", "0.6.13", "0.6.12", "", IN_PACKAGE, "import a_library_that_is_gone\n")
-    releases = {"sound": write_lock(bundle, "sound", sound), "broken": write_lock(bundle, "broken", broken)}
+    decided = {
+        "flashinfer": {"overrides": {}, "reason": "To be seen in the status.", "disable_version_check": True},
+        "environment": {"FLASHINFER_DISABLE_VERSION_CHECK": "1"},
+    }
+    releases = {
+        "sound": write_lock(bundle, "sound", sound, **decided),
+        "broken": write_lock(bundle, "broken", broken),
+    }
     write_index(bundle)
     pinned = {"version": UV_VERSION, "file": uv.name, "sha256": sha256(uv.read_bytes())}
     bundle.with_suffix(".json").write_text(json.dumps({"uv": pinned, "releases": releases}))
