@@ -20,6 +20,7 @@ requirements:
 EXAMPLES = r"""
 # Before a command, for that one run:
 #   ANSIBLE_STDOUT_CALLBACK=onprem.vllm.answer ansible-playbook onprem.vllm.plan -e plan_query='[].host' | jq
+#   ANSIBLE_STDOUT_CALLBACK=onprem.vllm.answer ansible-playbook onprem.vllm.status -e status_format=json | jq
 # In ansible.cfg of a checkout that is only asked:
 - name: Answers alone
   community.general.ini_file: {path: ansible.cfg, section: defaults, option: stdout_callback, value: onprem.vllm.answer}

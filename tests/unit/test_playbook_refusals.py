@@ -83,6 +83,21 @@ def test_an_answer_is_json_alone_and_what_is_wrong_goes_elsewhere() -> None:
     assert "there is no release 'no-such'" in done.stderr
 
 
+def test_status_is_json_alone_of_a_host_that_answers_and_of_one_that_does_not(tmp_path: Path) -> None:
+    """This machine stands for the first; the second refuses connections."""
+    hosts = {"here": {"ansible_connection": "local"}, "away": {"ansible_host": "127.0.0.1", "ansible_port": 1}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"vllm": {"hosts": hosts}}), encoding="utf-8")
+    arguments = ("-i", str(tmp_path), "playbooks/status.yml")
+    done = ansible_playbook(*arguments, "-e", "status_format=json", ANSIBLE_STDOUT_CALLBACK="onprem.vllm.answer")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["here"]["instances"] == []
+    assert found["away"]["unreachable"] is True
+    assert "Connection refused" in done.stderr
+    table = ansible_playbook(*arguments, ANSIBLE_STDOUT_CALLBACK="onprem.vllm.answer").stdout.splitlines()
+    assert [line.split()[0] for line in table if not line.startswith(" ")] == ["host", "away", "here"]
+
+
 def test_teardown_knows_every_directory_and_account_that_it_removes() -> None:
     text = Path(PLAYBOOKS / "teardown.yml").read_text(encoding="utf-8")
     [wrong] = [task["vars"]["wrong"] for task in yaml.safe_load(text)[0]["tasks"] if "vars" in task]

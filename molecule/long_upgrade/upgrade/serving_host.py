@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -32,7 +31,8 @@ def version(lab):
 
 
 def status():
-    code, said = play("status", "-e", "status_format=json")
-    assert code == 0, said
-    (found,) = json.loads(re.search(r"^ *msg: \|?-?\n?(.*?)^\n", said, re.DOTALL | re.MULTILINE)[1])[HOST]["instances"]
+    alone = {"ANSIBLE_STDOUT_CALLBACK": "onprem.vllm.answer"}
+    done = site.site(*LIMIT, "-e", "status_format=json", environment=alone, playbook="playbooks/status.yml")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)[HOST]["instances"]
     return found
