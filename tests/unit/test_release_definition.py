@@ -12,6 +12,7 @@ import yaml
 from ansible_collections.onprem.vllm.plugins.plugin_utils.catalogue import shipped_profiles
 from ansible_collections.onprem.vllm.plugins.plugin_utils.lock import LockError, parse_lock
 from ansible_collections.onprem.vllm.plugins.plugin_utils.patch_catalogue import load_patches
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
 from ansible_collections.onprem.vllm.plugins.plugin_utils.profile import load_profiles
 from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition import (
     CATALOGUE,
@@ -22,6 +23,7 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition imp
     shipped_releases,
 )
 from ansible_collections.onprem.vllm.plugins.plugin_utils.wheels import target_tags, wheel_rank
+from ansible_collections.onprem.vllm.tests.unit.plan_inputs import TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
@@ -364,11 +366,27 @@ def test_a_shipped_release_works_with_every_profile_it_is_made_for(name):
     release = load_release(name)
     profiles = load_profiles({}, [])
     assert release.architectures
+    assert release.profiles
     assert set(release.profiles) <= set(shipped_profiles())
     carried = [chosen.patch.name for chosen in release.patches.apply]
     assert release.patches.needless == ()
     for profile in release.profiles:
         assert profiles[profile].refusals(release.vllm, carried, release.locked()) == []
+        if name in LOCKED:
+            chain = [shipped_profiles()[one] for one in profiles[profile].chain]
+            models = {one[key]: {"directory": "/m"} for one in chain for key in ("model", "draft_model") if key in one}
+            instance = {"vllm_release": name, "vllm_instances": {"x": {"profile": profile, "port": 8000}}}
+            plan = compose_plan("gpu1", ["vllm"], {**TINY, "vllm_models": models, **instance})
+            assert plan["problems"] == []
+            assert [note for note in plan["notes"] if "is made for" in note["what"]] == []
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_shipped_release_says_why_it_is_there(name):
+    release = load_release(name)
+    assert release.version in release.description
+    assert " for " in release.description.replace("For ", "for ").replace("\n", " "), "for which hosts, and why"
+    assert len(release.description) > 80
 
 
 @pytest.mark.parametrize("profile", sorted(shipped_profiles()))
