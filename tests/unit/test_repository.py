@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_filter_is_documented_under_its_own_name(path):
 
 
 def test_the_archive_holds_the_collection_alone_and_works_where_it_is_installed(tmp_path):
-    """The plan of the example, by the playbook's full name, on a machine that has no checkout."""
+    """Playbooks by their full names, on a machine that has no checkout: the plan of the example, and all are read."""
     empty = tmp_path / "ansible.cfg"
     empty.write_text("")
     surroundings = {**os.environ, "ANSIBLE_CONFIG": str(empty), "ANSIBLE_COLLECTIONS_PATH": str(tmp_path)}
@@ -92,3 +93,13 @@ def test_the_archive_holds_the_collection_alone_and_works_where_it_is_installed(
     shown = run("ansible-playbook", "--inventory", str(installed / "inventory" / "example"), "onprem.vllm.plan")
     assert "max-model-len" in shown
     assert "failed=0" in shown
+    playbooks = [f"onprem.vllm.{path.stem}" for path in sorted((ROOT / "playbooks").glob("*.yml"))]
+    assert {f"onprem.vllm.{name}" for name in ("site", "upgrade", "rollback", "bundle", "teardown")} <= set(playbooks)
+    checked = run("ansible-playbook", "--inventory", str(installed / "inventory/example"), "--syntax-check", *playbooks)
+    assert re.findall(r"^playbook: .*/playbooks/(\w+)\.yml$", checked, re.MULTILINE) == [
+        name.rpartition(".")[2] for name in playbooks
+    ]
+    # Modules, and what they import, are found by a run alone; this machine has no instance.
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    (tmp_path / "here.yml").write_text(yaml.safe_dump({"vllm": {"hosts": {"here": here}}}))
+    assert "no instance" in run("ansible-playbook", "--inventory", str(tmp_path / "here.yml"), "onprem.vllm.status")
