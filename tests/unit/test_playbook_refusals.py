@@ -98,6 +98,26 @@ def test_status_is_json_alone_of_a_host_that_answers_and_of_one_that_does_not(tm
     assert [line.split()[0] for line in table if not line.startswith(" ")] == ["host", "away", "here"]
 
 
+def test_a_bundle_without_a_place_is_refused_and_a_site_s_own_web_server_needs_no_mirror_host(tmp_path: Path) -> None:
+    """Without group mirror its variables are nobody's."""
+    (tmp_path / "hosts.yml").write_text("vllm: {hosts: {gpu1: {}}}\n", encoding="utf-8")
+    variables = {
+        "vllm_mirror_url": "http://files.site/vllm",
+        "vllm_client_networks": ["10.0.0.0/8"],
+        "vllm_release": "0.28.0-cpu",
+        "vllm_models": {"tiny-qwen3": {"directory": "/staging/tiny-qwen3"}},
+        "vllm_instances": {"glm": {"profile": "tiny-cpu", "port": 8000}},
+    }
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "all.yml").write_text(yaml.safe_dump(variables), encoding="utf-8")
+    planned = ansible_playbook("-i", str(tmp_path), "playbooks/plan.yml", "-e", "plan_query=[].mirror.url")
+    assert planned.returncode == 0, planned.stdout
+    assert "http://files.site/vllm" in planned.stdout
+    done = ansible_playbook("-i", str(tmp_path), "playbooks/bundle.yml")
+    assert done.returncode != 0
+    assert "wheel_mirror_bundle is not set" in done.stdout
+
+
 def test_teardown_knows_every_directory_and_account_that_it_removes() -> None:
     text = Path(PLAYBOOKS / "teardown.yml").read_text(encoding="utf-8")
     [wrong] = [task["vars"]["wrong"] for task in yaml.safe_load(text)[0]["tasks"] if "vars" in task]

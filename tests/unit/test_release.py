@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 import pytest
 from ansible_collections.onprem.vllm.plugins.module_utils import release as builder
 from ansible_collections.onprem.vllm.plugins.module_utils.instance_status import describe_release
+from ansible_collections.onprem.vllm.plugins.module_utils.publish import Mirror, cut
 from ansible_collections.onprem.vllm.plugins.module_utils.release import Release, ReleaseError, Site, apply, preview
 from ansible_collections.onprem.vllm.plugins.module_utils.release_manifest import read_manifest
 from ansible_collections.onprem.vllm.plugins.module_utils.venv import Pinned, install_uv
@@ -489,6 +490,26 @@ def test_a_damaged_release_is_not_exchanged_under_a_process(world: World) -> Non
     finally:
         running.kill()
         running.wait()
+
+
+def test_a_plain_web_server_with_the_published_tree_at_a_path_of_its_own_is_mirror_enough(
+    virgin: World, tmp_path: Path
+) -> None:
+    """No host in group mirror, ``vllm_mirror_url`` of a server that knows neither ranges nor the JSON index."""
+    mirror = Mirror(tmp_path / "web" / "vllm")
+    raw = (virgin.bundle / "manifest.json").read_bytes()
+    for segments in cut(mirror.begin(raw), 1 << 40):
+        piece = tmp_path / "piece"
+        piece.write_bytes(b"".join((virgin.bundle / segment.path).read_bytes() for segment in segments))
+        mirror.absorb(sha256(raw)[:12], piece, segments)
+    mirror.finish(sha256(raw)[:12], 1)
+    with served(tmp_path / "web") as (url, asked):
+        site = replace(virgin.site, mirror_url=f"{url}/vllm/current")
+        apply(site, [virgin.release("small")])
+    assert said_by(virgin, "small") == "engine cu13\n"
+    assert asked
+    assert virgin.asked == []
+    assert all(path.startswith("/vllm/current/") for path in asked), asked
 
 
 def test_the_preview_of_a_virgin_host_writes_nothing_and_counts_packages(virgin: World) -> None:
