@@ -34,7 +34,7 @@ def sink() -> int:
 
 
 def traces() -> list[str]:
-    """Whatever of the lab a machine can show: containers, namespaces, cgroups, files."""
+    """Whatever of the lab a machine can show: containers, namespaces, cgroups, files. The image is no lab's own."""
     found = run("podman", "ps", "--all", "--format", "{{.Names}}").stdout.split()
     found += [path.name for path in Path("/run/netns").iterdir()] if Path("/run/netns").is_dir() else []
     found += run("find", "/sys/fs/cgroup", "-name", f"onprem.{NAME}.*").stdout.split()
