@@ -37,8 +37,10 @@ MODELS = {"gpu1": "/models/glm-5.2-nvfp4", "gpu2": "/models/gemma-4-26b-a4b-it"}
 def _example() -> dict[str, Any]:
     loader = DataLoader()
     inventory = InventoryManager(loader=loader, sources=[str(ROOT / "inventory/example/hosts.yml")])
+    # The example takes it from the environment, by a lookup that this process has not loaded.
+    inventory.get_host("proxy1").set_variable("litellm_proxy_master_key", "a key of more than 20 characters")
     variables = VariableManager(loader=loader, inventory=inventory)
-    return plans(HostVars(inventory, variables, loader), ["mirror1", "gpu1", "gpu2"])
+    return plans(HostVars(inventory, variables, loader), ["mirror1", "gpu1", "gpu2", "proxy1"])
 
 
 def test_the_example_s_plans_are_the_golden_ones(example: dict[str, Any]) -> None:
