@@ -238,6 +238,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[Plan, Facts], Iterable[Finding]]
     (("gpu",), findings_gpu.driver),
     (("gpu",), findings_gpu.gpus),
     (("gpu",), findings_gpu.shared),
+    (("gpu",), findings_gpu.links),
     (("gpu",), findings_gpu.fabric),
     (("models",), findings_model.models),
     ((), _undecided),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ except ImportError as error:  # ansible-core brings it; where only plugins are l
 _BUSY_MIB = 1024
 # vLLM's default where serve.gpu-memory-utilization is not set (0.25.0 to 0.33.0).
 _UTILIZATION = 0.92
+# Links of nvidia-smi topo -m.
+_NVLINK = re.compile(r"NV\d+")
+_ONE_PROCESSOR = re.compile(r"NV\d+|PIX|PXB|PHB|NODE")
 
 
 def driver(plan: Plan, facts: Facts) -> Iterator[Finding]:
@@ -122,6 +126,74 @@ def shared(plan: Plan, facts: Facts) -> Iterator[Finding]:
                     "a GPU of its own for each",
                     f"Correct gpus of {wanted['for']}.",
                 )
+
+
+def links(plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """Tensor parallelism over a slow link, where GPUs that nobody has named are linked better.
+
+    Each layer waits for its GPUs to exchange what they computed: over NVLink (NV), within one processor's PCIe, or
+    across processors (SYS), in this order (nvidia-smi topo -m).
+    """
+    devices = facts["gpu"]["devices"]
+    topology = facts["gpu"].get("topology") or {}
+    taken = [*_taken(plan, devices)]
+    for instance, wanted in gpu_instances(plan):
+        size = instance["serve"].get("tensor-parallel-size", 1)
+        if not isinstance(size, int) or size < 2:
+            continue
+        used = [device["index"] for device in used_devices(instance, devices)][:size]
+        free = [
+            device["index"]
+            for device in devices
+            if all(gpu != device["index"] or name == instance["name"] for name, gpu in taken)
+        ]
+        if len(used) < size:
+            continue
+        for how, good in (("NVLink", _NVLINK), ("one processor's PCIe", _ONE_PROCESSOR)):
+            if _all_linked(used, topology, good):
+                break
+            better = next(_sets(free, size, topology, good), None)
+            if better is not None:
+                yield new_finding(
+                    "gpu-links-slow",
+                    f"GPU {', '.join(map(str, used))} are not all linked by {how}: {_worst(used, topology)}",
+                    f"the fastest links that the host has, for tensor-parallel-size {size} of {wanted['for']}",
+                    f"Set gpus: [{', '.join(map(str, better))}], which are.",
+                )
+                break
+
+
+def _taken(plan: Plan, devices: list[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    for instance, _unused in gpu_instances(plan):
+        for device in used_devices(instance, devices) if instance["gpus"] else ():
+            yield instance["name"], device["index"]
+
+
+def _kinds(gpus: list[int], topology: Mapping[str, Any]) -> list[str]:
+    """The kind of link of each pair; empty text where nvidia-smi names none."""
+    pairs = ((one, other) for one in gpus for other in gpus if one < other)
+    return [str(((topology.get(f"GPU{one}") or {}).get("links") or {}).get(f"GPU{other}", "")) for one, other in pairs]
+
+
+def _all_linked(gpus: list[int], topology: Mapping[str, Any], good: re.Pattern[str]) -> bool:
+    """Whether all pairs are, or it is not known."""
+    return all(not kind or good.match(kind) for kind in _kinds(gpus, topology))
+
+
+def _sets(gpus: list[int], size: int, topology: Mapping[str, Any], good: re.Pattern[str]) -> Iterator[list[int]]:
+    """Sets of that size whose pairs all have such a link, each begun with another GPU."""
+    for first in gpus:
+        found = [first]
+        for other in gpus:
+            if other > first and len(found) < size and all(map(good.match, _kinds([*found, other], topology))):
+                found.append(other)
+        if len(found) == size:
+            yield found
+
+
+def _worst(gpus: list[int], topology: Mapping[str, Any]) -> str:
+    kinds = sorted({kind for kind in _kinds(gpus, topology) if kind}, key=lambda kind: not _ONE_PROCESSOR.match(kind))
+    return ", ".join(kinds)
 
 
 def _gpu(device: Mapping[str, Any], wanted: Mapping[str, Any], least_gib: float) -> Iterator[Finding]:

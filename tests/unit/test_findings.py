@@ -311,6 +311,7 @@ def test_every_finding_has_a_case() -> None:
         *(name for name in known_findings() if name.startswith("model-")),
         "facts-missing",
         "gpu-few",
+        "gpu-links-slow",
         "gpu-mixed",
         "gpu-shared",
         "host-unreachable",
@@ -412,6 +413,60 @@ def test_a_gpu_too_small_for_the_estimate_where_the_profile_names_no_size() -> N
         f"{least:g} GiB for one sequence"
         in compare(made, facts(made, lambda f: f["gpu"].update(devices=[device(0, memory_mib=16384)])))[0]["needed"]
     )
+
+
+def topology(*rows: str) -> dict[str, Any]:
+    """Of a matrix of links, one row for each GPU."""
+    return {
+        f"GPU{one}": {"links": {f"GPU{other}": kind for other, kind in enumerate(row.split()) if kind != "X"}}
+        for one, row in enumerate(rows)
+    }
+
+
+SOCKETS = topology("X NODE SYS SYS", "NODE X SYS SYS", "SYS SYS X NODE", "SYS SYS NODE X")
+BRIDGES = topology("X PHB NV4 SYS", "PHB X SYS NV4", "NV4 SYS X PHB", "SYS NV4 PHB X")
+SWITCHED = topology("X NV18 NV18 NV18", "NV18 X NV18 NV18", "NV18 NV18 X NV18", "NV18 NV18 NV18 X")
+
+
+@pytest.mark.parametrize(
+    ("linked", "named", "better"),
+    [
+        (SOCKETS, [0, 2], "[0, 1]"),
+        (SOCKETS, [0, 1], None),
+        (SOCKETS, [0, 1, 2, 3], None),  # there is no other choice
+        (SOCKETS, [], None),
+        (BRIDGES, [0, 1], "[0, 2]"),
+        (BRIDGES, [], "[0, 2]"),
+        (BRIDGES, [1, 3], None),
+        (SWITCHED, [0, 3], None),
+        ({}, [0, 2], None),
+    ],
+)
+def test_gpus_that_are_linked_slowly_where_others_are_linked_better(
+    linked: dict[str, Any], named: list[int], better: str | None
+) -> None:
+    plan = copy.deepcopy(GPU)
+    plan["needs"]["gpus"][0]["named"] = plan["instances"][0]["gpus"] = named
+    plan["instances"][0]["serve"]["tensor-parallel-size"] = len(named) or 2
+    devices = [device(number) for number in range(4)]
+    found = compare(plan, facts(plan, lambda f: f["gpu"].update(devices=devices, topology=linked)))
+    assert [one["id"] for one in found] == ["gpu-links-slow"] * bool(better)
+    if better:
+        assert f"gpus: {better}" in found[0]["remedy"]
+
+
+def test_gpus_of_another_instance_are_not_offered() -> None:
+    plan = copy.deepcopy(GPU)
+    other = {**copy.deepcopy(plan["instances"][0]), "name": "other", "gpus": [1]}
+    plan["instances"][0] |= {"gpus": [0, 2]}
+    plan["instances"][0]["serve"]["tensor-parallel-size"] = 2
+    plan["instances"].append(other)
+    plan["needs"]["gpus"][0]["named"] = [0, 2]
+    plan["needs"]["gpus"].append({**plan["needs"]["gpus"][0], "named": [1], "for": "instance other"})
+    plan["estimates"] = []
+    devices = [device(number) for number in range(4)]
+    found = compare(plan, facts(plan, lambda f: f["gpu"].update(devices=devices, topology=SOCKETS)))
+    assert [one["remedy"] for one in found] == ["Set gpus: [2, 3], which are."]
 
 
 def test_too_few_gpus() -> None:

@@ -16,6 +16,10 @@ CHECKOUT = SCENARIO.parents[1]
 FINDINGS = {
     "cpu": [("start-port-taken", "error")],
     "sm120": [("toolkit-missing", "waived")],
+    "l40s": [],
+    "h200": [],
+    "migpart": [],
+    "none": [("gpu-missing", "error")],
     "olddriver": [("port-taken", "error"), ("driver-old", "error")],
     "busy": [("gpu-memory-taken", "error")],
     "mig": [("gpu-mig", "error")],
@@ -24,7 +28,7 @@ FINDINGS = {
 KEY = "a-very-secret-key-of-this-host"
 
 
-def doctor(*words: str) -> subprocess.CompletedProcess[str]:
+def playbook(name: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     lab = CHECKOUT / ".cache" / "lab" / os.environ["LAB"] / "inventory.yml"
     command = [
         "ansible-playbook",
@@ -32,10 +36,15 @@ def doctor(*words: str) -> subprocess.CompletedProcess[str]:
         str(lab),
         "-i",
         str(SCENARIO / "inventory"),
-        "playbooks/doctor.yml",
+        f"playbooks/{name}.yml",
         *words,
     ]
-    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    surroundings = {**os.environ, **environment}
+    return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False, env=surroundings)
+
+
+def doctor(*words: str) -> subprocess.CompletedProcess[str]:
+    return playbook("doctor", *words)
 
 
 @pytest.fixture(scope="session", name="answer")
@@ -56,7 +65,7 @@ def test_errors_fail_the_run_and_nothing_was_changed(answer):
     done, _findings = answer
     assert done.returncode == 2, done.stdout
     assert "changed=0" in done.stdout.replace("changed=1", "", 1)  # the report's own file on the control node
-    assert "5 findings of severity error" in done.stdout
+    assert "6 findings of severity error" in done.stdout
 
 
 def test_the_journal_s_cause_is_named_without_the_key(answer):
@@ -69,12 +78,36 @@ def test_the_journal_s_cause_is_named_without_the_key(answer):
 
 
 def test_a_sound_host_passes_in_the_form_for_people():
-    done = doctor("--limit", "sm120:broken", "-e", "doctor_fail_on=warning")
+    done = doctor("--limit", "sm120:l40s:h200:migpart:broken", "-e", "doctor_fail_on=warning")
     assert done.returncode == 0, done.stdout
     said = " ".join(done.stdout.split())
     assert "waived gpu-unreadable broken" in said
     assert "waived toolkit-missing sm120" in said
-    assert "2 hosts: 0 errors, 0 warnings, 2 waived" in done.stdout
+    assert "5 hosts: 0 errors, 0 warnings, 2 waived" in done.stdout
+
+
+def test_the_resolved_plan_says_what_the_hosts_facts_decide_and_the_desired_one_asks_no_host():
+    """GDN on an H200 without nvcc; a host with a toolkit by its inventory; one for the CPU."""
+    part = "instances[0].{serve: serve, environment: environment}, origins: origins"
+    query = json.dumps({"plan_query": f"[].{{host: host, of: {part}}}"})
+    answers = {}
+    for resolved in ("true", "false"):
+        done = playbook(
+            *("plan", "--limit", "h200:sm120:cpu", "-e", query, "-e", f"plan_resolved={resolved}"),
+            ANSIBLE_STDOUT_CALLBACK="onprem.vllm.answer",
+        )
+        assert done.returncode == 0, done.stderr
+        answers[resolved] = {found["host"]: found for found in json.loads(done.stdout)}
+    for host in ("sm120", "cpu"):
+        assert answers["true"][host] == answers["false"][host]
+    decided, desired = answers["true"]["h200"], answers["false"]["h200"]
+    new = {path: origin for path, origin in decided["origins"].items() if path not in desired["origins"]}
+    assert new == {
+        "instances.next.serve.gdn-prefill-backend": "facts: no nvcc",
+        "instances.next.environment.VLLM_USE_FLASHINFER_SAMPLER": "facts: no nvcc",
+    }
+    assert decided["of"]["serve"] == {**desired["of"]["serve"], "gdn-prefill-backend": "triton"}
+    assert decided["of"]["environment"] == {**desired["of"]["environment"], "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 
 
 @pytest.mark.parametrize("path", ["/opt/vllm", "/models", "/var/lib/vllm"])
