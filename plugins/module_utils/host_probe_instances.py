@@ -13,6 +13,7 @@ from typing import Any
 
 from .generation import Generations
 from .host_probe_command import run
+from .model_files import json_of
 from .systemd_environment import read_environment
 from .systemd_unit import SystemdError, UnitState, lines_that_matter, unit_state
 
@@ -87,7 +88,7 @@ def instance(name: str, causes: Sequence[Cause], etc: Path = Path("/etc/vllm"), 
     """The unit of an instance, and where it does not serve, the causes that its journal names; None where it is none.
 
     Returns:
-        ``{active, sub, result, restarts, causes: [{id, line}], lines, unreadable}``. No secret is in the lines.
+        ``{active, sub, result, restarts, causes: [{id, line}], lines, unreadable, probes}``. No secret is in the lines.
     """
     unit = f"vllm-{name}.service"
     try:
@@ -101,6 +102,7 @@ def instance(name: str, causes: Sequence[Cause], etc: Path = Path("/etc/vllm"), 
         "causes": [],
         "lines": [],
         "unreadable": None,
+        "probes": recorded(name),
     }
     if state.active == "active":
         return facts
@@ -109,6 +111,17 @@ def instance(name: str, causes: Sequence[Cause], etc: Path = Path("/etc/vllm"), 
     facts["causes"] = [{**found, "line": hide(found["line"])} for found in named_causes(lines, causes)]
     facts["lines"] = [hide(line) for line in lines_that_matter(lines, 8)]
     return facts
+
+
+def recorded(name: str, records: Path = Path("/var/lib/vllm")) -> list[dict[str, str]]:
+    """What the probes of its release found and let pass: warnings, and errors that were waived (release_probe)."""
+    found = json_of(records / name / "probes.json").get("findings")
+    keys = ("id", "severity", "found", "needed", "remedy")
+    return [
+        {key: str(one[key]) for key in keys}
+        for one in (found if isinstance(found, list) else ())
+        if isinstance(one, dict) and set(keys) <= set(one)
+    ]
 
 
 def journal(unit: str, state: UnitState, query: Query = run) -> tuple[list[str], str | None]:

@@ -438,8 +438,8 @@ class Host:
             for diff in found
         ]
 
-    def refused_arguments(self, steps: Sequence[Step], program: str) -> tuple[list[str], list[str]]:
-        """What the releases' own vLLM says to new arguments: (refusals with their remedy, what could not be asked).
+    def refused_arguments(self, steps: Sequence[Step], program: str) -> tuple[list[dict[str, str]], list[str]]:
+        """What the releases' own vLLM says to new arguments: (refusals as findings, what could not be asked).
 
         Only what an instance would be restarted for and vLLM reads differently is asked: it costs an import of vLLM.
 
@@ -456,7 +456,13 @@ class Host:
             where = f"instance {step.instance.name!r}: the vLLM of {content.release}"
             if refusal:
                 refusals.append(
-                    f"{where} refuses its serve arguments:{refusal}\n{remedy(refusal)} Nothing was stopped or changed."
+                    {
+                        "id": "arguments-refused",
+                        "severity": "error",
+                        "found": f"{where} refuses its serve arguments:{refusal}",
+                        "needed": "arguments that the release's own vLLM takes, before anything is stopped for them",
+                        "remedy": f"{remedy(refusal)} Nothing was stopped or changed.",
+                    }
                 )
             elif doubt:
                 doubts.append(f"{where} could not be asked about its serve arguments, so its start will tell: {doubt}")
@@ -733,8 +739,17 @@ def _ask_releases(
     if program is None or not (others or any(step.state.main_pid for step in steps)):
         return
     refusals, result["doubts"] = host.refused_arguments(steps, program)
-    if refusals:
-        raise InstancesRefused("\n".join(refusals))
+    instances = [step.instance for step in steps]
+    told = [{key: without_secrets(text, instances) for key, text in one.items()} for one in refusals]
+    result["findings"] = told
+    if told:
+        raise InstancesRefused("\n".join(map(finding_text, told)))
+
+
+def finding_text(finding: Mapping[str, str]) -> str:
+    """A finding as preflight shows it (plugin_utils/findings.py)."""
+    head = f"{finding['severity']} {finding['id']}"
+    return f"{head}\n    found:  {finding['found']}\n    needed: {finding['needed']}\n    -> {finding['remedy']}"
 
 
 def without_secrets(text: str, instances: Sequence[Instance]) -> str:

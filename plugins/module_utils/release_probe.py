@@ -32,6 +32,7 @@ from .systemd_environment import EnvironmentRefused, environment_text, read_envi
 from .systemd_unit import SystemdError, lines_that_matter, sandbox, systemctl, unit_state
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+WAIVED = "waived"
 RECORD = "probes.json"
 # Programs that probes start: exchanged or gone, what was proven with them is proven no longer.
 _TOOLS = ("ninja", "nvcc", "c++", "gcc", "clang", "numactl")
@@ -240,7 +241,7 @@ def _cut_short(identifier: str, how: str, said: str) -> Finding:
 
 
 def merged(findings: Mapping[str, Iterable[Finding]], waived: Iterable[str]) -> list[Finding]:
-    """The findings of all instances, each once with the instances it holds for; errors first."""
+    """The findings of all instances, each once with the instances it holds for; errors first, waived ones last."""
     taken_on = set(waived)
     holds_for: dict[str, list[str]] = {}
     for name, found in findings.items():
@@ -251,10 +252,9 @@ def merged(findings: Mapping[str, Iterable[Finding]], waived: Iterable[str]) -> 
         one = json.loads(text)
         one["needed"] += f", for instance{'s' * (len(names) > 1)} {', '.join(names)}"
         if one["severity"] == ERROR and one["id"] in taken_on:
-            one["severity"] = WARNING
-            one["found"] += " (waived)"
+            one["severity"] = WAIVED
         result.append(one)
-    return sorted(result, key=lambda one: one["severity"] != ERROR)
+    return sorted(result, key=lambda one: (ERROR, WARNING, WAIVED).index(one["severity"]))
 
 
 def bring_about(

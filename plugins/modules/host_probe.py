@@ -147,7 +147,7 @@ host:
       description:
         - For each instance the V(active) and V(sub) state of its unit, V(result), V(restarts), the V(causes) that its
           journal names (V(id), V(line)), the journal's V(lines) that matter, and why it is V(unreadable); null where
-          there is no unit. Secrets are hidden.
+          there is no unit. Secrets are hidden. V(probes) are the findings that M(onprem.vllm.release_probe) recorded.
       type: dict
     models:
       description:

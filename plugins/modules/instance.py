@@ -177,6 +177,13 @@ removed:
   returned: always
   type: list
   elements: str
+findings:
+  description:
+    - What the releases' own vLLM refuses of the arguments, in the form of preflight's findings, with V(id),
+      V(severity), V(found), V(needed) and V(remedy). Empty where nothing is refused.
+  returned: where it was asked
+  type: list
+  elements: dict
 interrupted:
   description: Names of the instances that were removed, or ran and were restarted; in check mode, that would be.
   returned: always

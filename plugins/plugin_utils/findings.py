@@ -175,6 +175,9 @@ def _instances(_plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Instances that do not serve, with the causes that their journal names."""
     causes = {cause["id"]: cause for cause in known_causes()}
     for name, found in (facts.get("instances") or {}).items():
+        for one in (found or {}).get("probes", ()):  # an error that let the rollout go on was waived
+            severity = WAIVED if one["severity"] == ERROR else one["severity"]
+            yield {**one, "severity": severity, "needed": f"{one['needed']}, for instance {name}"}
         if found is None or found["active"] in ("active", "reloading"):
             continue
         if found["active"] is None:

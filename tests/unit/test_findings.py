@@ -635,6 +635,14 @@ def test_a_waived_finding_is_said_last_and_does_not_stop() -> None:
     assert compare(CPU, small, ["disk-full"])[0]["severity"] == "error"
 
 
+def test_what_the_probes_of_a_release_let_pass_is_said_waived_errors_as_such() -> None:
+    told = {"found": "a module is missing", "needed": "it", "remedy": "Stage it."}
+    probes = [{"id": "import", "severity": "error", **told}, {"id": "versions-agree", "severity": "warning", **told}]
+    found = compare(CPU, facts(CPU, lambda f: f.update(instances={"glm": failed("active", probes=probes)})))
+    assert [(one["id"], one["severity"]) for one in found] == [("versions-agree", "warning"), ("import", "waived")]
+    assert found[0]["needed"] == "it, for instance glm"
+
+
 def test_a_waiver_of_what_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'memory-smal'.*did you mean memory-small"):
         compare(CPU, facts(CPU), ["memory-smal"])

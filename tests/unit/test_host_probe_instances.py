@@ -26,6 +26,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.host_probe_instances i
     instance,
     journal,
     named_causes,
+    recorded,
     secrets,
 )
 from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import SystemdError, UnitState
@@ -260,6 +261,7 @@ def test_an_instance_that_does_not_serve(tmp_path: Path, monkeypatch: pytest.Mon
         "causes": [{"id": "start-port-taken", "line": "OSError: [Errno 98] in use by (hidden)"}],
         "lines": ["started with (hidden)", "OSError: [Errno 98] in use by (hidden)"],
         "unreadable": None,
+        "probes": [],
     }
 
 
@@ -285,3 +287,23 @@ def test_an_instance_that_serves_or_is_not_there(monkeypatch: pytest.MonkeyPatch
     found = instance("glm", [], query=unread)
     assert found is not None
     assert found["unreadable"] == "System has not been booted with systemd"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            '{"findings": [{"id": "import", "severity": "error", "found": "a", "needed": "b", "remedy": "c"}]}',
+            ["import"],
+        ),
+        ('{"findings": [{"id": "import"}, 7, null]}', []),
+        ('{"findings": {}}', []),
+        ("[]", []),
+        ("", []),
+    ],
+)
+def test_what_the_probes_let_pass_is_read_from_their_record(tmp_path: Path, text: str, found: list[str]) -> None:
+    (tmp_path / "glm").mkdir()
+    (tmp_path / "glm" / "probes.json").write_text(text, encoding="utf-8")
+    assert [one["id"] for one in recorded("glm", tmp_path)] == found
+    assert recorded("other", tmp_path) == []

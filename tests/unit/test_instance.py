@@ -8,9 +8,11 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible_collections.onprem.vllm.plugins.module_utils import instance as instance_module
 from ansible_collections.onprem.vllm.plugins.module_utils.argument_check import remedy
 from ansible_collections.onprem.vllm.plugins.module_utils.generation import (
     Content,
@@ -20,7 +22,9 @@ from ansible_collections.onprem.vllm.plugins.module_utils.generation import (
 )
 from ansible_collections.onprem.vllm.plugins.module_utils.instance import (
     MARK,
+    Host,
     InstancesRefused,
+    Limits,
     build,
     check,
     check_releases,
@@ -349,6 +353,30 @@ def test_the_remedy_names_the_arguments_that_vllm_names() -> None:
         "Correct `no-such-flag`, `other` below `serve`"
     )
     assert remedy("ValueError: nothing of the kind").startswith("Correct what it names")
+
+
+def test_refused_arguments_are_told_as_preflight_tells_its_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a secret that vLLM quotes: it is hidden in the message and in the findings."""
+    said = f"\n  vllm serve: error: unrecognized arguments: --no-such {SECRET}"
+    monkeypatch.setattr(instance_module, "check_arguments", lambda *_unused: (said, ""))
+    step = SimpleNamespace(
+        instance=SimpleNamespace(name="glm", content=content(release=str(tmp_path))),
+        changed=["serve.yaml"],
+        number=2,
+        state=SimpleNamespace(main_pid=7),
+    )
+    result: dict[str, Any] = {}
+    with pytest.raises(InstancesRefused) as refused:
+        instance_module._ask_releases(Host(Limits()), [step], [], "program", result)
+    text = str(refused.value)
+    assert text.startswith("error arguments-refused\n    found:  instance 'glm': the vLLM of ")
+    assert "    -> Correct `no-such` below `serve`" in text
+    assert SECRET not in text
+    [finding] = result["findings"]
+    assert (finding["id"], finding["severity"]) == ("arguments-refused", "error")
+    assert SECRET not in finding["found"]
 
 
 CHECK = Path(__file__).parents[2] / "roles/vllm_service/files/check_arguments.py"
