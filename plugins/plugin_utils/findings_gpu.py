@@ -12,6 +12,7 @@ from .catalogue import COLLECTION, read_yaml
 from .finding import OUR_UNIT, Facts, Finding, Plan, by_name, gpu_instances, new_finding, used_devices
 from .findings_model import estimated_gib
 from .memory_estimate import UNSURE_SHARE
+from .release_definition import load_release, shipped_releases
 
 try:
     from packaging.version import InvalidVersion, Version
@@ -56,19 +57,21 @@ def driver(plan: Plan, facts: Facts) -> Iterator[Finding]:
 
 
 def _older_variant(plan: Plan, wanted: Mapping[str, Any], driver: Version | None) -> str:
-    """The shipped releases that run with the driver as it is, of the same vLLM where there is one."""
+    """Shipped releases that run with the driver as it is, of the same vLLM where there is one, with a lock if any."""
     floors = read_yaml(COLLECTION / "catalogue" / "inventory.yml")["drivers"]
     fitting = {variant for variant, floor in floors.items() if driver is not None and driver >= Version(floor)}
     vllm = next((release["vllm"] for release in plan.get("releases", ()) if release["name"] == wanted["for"]), None)
-    shipped = {path.stem: read_yaml(path) for path in sorted((COLLECTION / "catalogue" / "releases").glob("*.yml"))}
-    others = {name: entry for name, entry in shipped.items() if entry.get("variant") in fitting}
-    if not others:
+    others = [release for release in map(load_release, shipped_releases()) if release.variant in fitting]
+    same = [release for release in others if release.vllm == vllm]
+    meant = same or others
+    if not meant:
         return ""
-    same = [name for name, entry in others.items() if entry["vllm"] == vllm]
-    named = " or ".join(same or others)
+    ready = [release for release in meant if release.lock_sha256 is not None]
+    named = " or ".join(release.name for release in ready or meant)
+    first = "" if ready else f" after make lock RELEASE={meant[0].lock_of} where its indexes can be reached"
     if same:
-        return f", or choose release {named} of the same vLLM, which runs with this driver"
-    return f", or choose release {named}, which runs with this driver, or define {vllm}'s of the same variant"
+        return f", or choose release {named} of the same vLLM, which runs with this driver{first}"
+    return f", or choose release {named}, which runs with this driver{first}, or define {vllm}'s of the same variant"
 
 
 def gpus(plan: Plan, facts: Facts) -> Iterator[Finding]:

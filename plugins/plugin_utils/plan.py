@@ -31,6 +31,7 @@ from .plan_conflicts import (
 from .plan_facts import left_to_facts
 from .plan_layers import Branch, Layer, Leaf, layer, leaves, merge_all, resolve
 from .plan_models import ModelShelf
+from .plan_origins import following, host_origins
 from .plan_proxy import proxy_part
 from .probes import PROBES, is_probe, probes_of, settings_without_toolchain
 from .profile import Profile, load_profiles
@@ -181,7 +182,7 @@ class _Composition:
         self._check_batches()
         self._check_models()
         releases = [release for release in self.releases.values() if release is not None]
-        return {
+        plan = {
             "host": self.host,
             "roles": roles,
             "mirror": {**mirror, "bundle": self.value("wheel_mirror_bundle") if "mirror" in self.groups else ""},
@@ -202,11 +203,14 @@ class _Composition:
             "firewall": {"ports": self._firewall_ports(instances), "ssh": self._ssh()},
             "needs": self._needs(instances, releases, catalogue),
             "estimates": [self._estimate(found) for found in instances],
+            "waived": self._waived(),
             "notes": self._notes(instances, releases),
             "warnings": self.warnings,
             "problems": self.problems,
             "origins": self.origins,
         }
+        self.origins |= host_origins(plan, self.set, self.groups, self.origins)
+        return plan
 
     def value(self, name: str) -> Any:
         """A variable as the inventory sets it, else its default."""
@@ -327,7 +331,13 @@ class _Composition:
         ):
             origins["serve", flag] = origins.get((key,), otherwise)
         origins["release",] = origins["release_id",] = chosen_from["release",]
-        origins.setdefault(("host",), "collection")
+        for part, otherwise in (
+            ("host", "collection"),
+            ("gpus", "collection"),
+            ("probes", f"profile {profile.name}, release {release.name}"),
+            ("secrets", f"vllm_secrets.{name}" if secrets else "collection"),
+        ):
+            origins.setdefault((part,), otherwise)
         for path, origin in origins.items():
             self.origins[".".join(("instances", name, *path))] = origin
         return {
@@ -480,8 +490,7 @@ class _Composition:
         return merge_all(serve, *(layer({"environment": names}, origin) for origin, names in environment.items()))
 
     def _derived(self, name: str) -> str:
-        """The origin of what follows from a variable."""
-        return f"from {name}" if name in self.set else f"from {name} (default)"
+        return following(name, self.set)
 
     def _check_fit(self, where: str, profile: Profile, release: Release) -> None:
         carried = [chosen.patch.name for chosen in release.patches.apply]
@@ -1152,6 +1161,13 @@ class _Composition:
             port = self.value("litellm_proxy_port")
             ports.append({"port": port, "protocol": "tcp", "networks": networks, "for": "proxy"})
         return ports
+
+    def _waived(self) -> dict[str, list[str]]:
+        """Findings that the operator takes on, by the role that would stop at them."""
+        waived = {"preflight": "preflight_waived", "flashinfer": "flashinfer_waived"}
+        for role, name in waived.items():
+            self.origins[f"waived.{role}"] = name if name in self.set else "default"
+        return {role: self.value(name) for role, name in waived.items()}
 
     def _unit(self) -> dict[str, Any]:
         """What the unit of every instance has, from vllm_service_*."""

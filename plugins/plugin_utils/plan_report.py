@@ -58,9 +58,18 @@ def problem_report(plans: Iterable[Mapping[str, Any]], part: str = "problems") -
 
 def plan_table(plan: Mapping[str, Any]) -> str:
     """The values of a plan, one a line: path, where the value comes from, value."""
+    rows = plan_rows(plan)
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(
+        [plan["host"], *(f"  {path:<{first}}  {origin:<{second}}  {value}" for path, origin, value in rows)]
+    )
+
+
+def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Path, origin and value of everything in a plan; what is said about it, last, has no origin."""
     origins = plan["origins"]
     rows: list[tuple[str, str, str]] = []
-    for part in ("roles", "mirror", "service", "unit", "proxy", "paths", "uv", "releases", "models"):
+    for part in ("roles", "mirror", "service", "unit", "proxy", "paths", "uv", "releases", "models", "waived"):
         shown: Any = plan.get(part) or {}
         if part == "releases":
             shown = [_by_names(release) for release in shown]
@@ -69,10 +78,13 @@ def plan_table(plan: Mapping[str, Any]) -> str:
         for path, value in leaves(_named(shown), (part,)):
             if path not in (("unit",), ("proxy",)):  # a host without instances, or that is none, has none
                 rows.append((".".join(path), _origin(origins, path), _short(value)))
-    rows.extend((f"packages.{package['name']}", "", package["for"]) for package in plan["packages"])
+    for package in plan["packages"]:
+        named = f"packages.{package['name']}"
+        rows.append((named, origins.get(named, ""), package["for"]))
     for port in plan["firewall"]["ports"]:
         networks = ", ".join(port["networks"]) or "nobody"
-        rows.append((f"firewall.{port['protocol']}.{port['port']}", "", f"{port['for']}, from {networks}"))
+        named = f"firewall.{port['protocol']}.{port['port']}"
+        rows.append((named, origins.get(named, ""), f"{port['for']}, from {networks}"))
     if ssh := plan["firewall"].get("ssh"):
         networks = f"{ssh['port'] or 'the port of the connection'}, from {', '.join(ssh['networks']) or 'nobody'}"
         rows.append(("firewall.ssh", origins.get("firewall.ssh.networks", ""), networks))
@@ -82,24 +94,21 @@ def plan_table(plan: Mapping[str, Any]) -> str:
             dotted = ".".join(path)
             rows.append((dotted, origins.get(dotted, ""), _short(value)))
     rows.extend(
-        (f"{entry['for'].replace(' ', 's.', 1)}.{what_is_decided(entry)}", "", "left to the host's facts")
+        (f"{entry['for'].replace(' ', 's.', 1)}.{what_is_decided(entry)}", "facts", "left to the host's facts")
         for entry in plan["needs"].get("decide", ())
         if not plan.get("resolved")
     )
-    rows.extend((f"estimates.{found['for']}", "", _estimate(found)) for found in plan["estimates"])
+    rows.extend((f"estimates.{found['for']}", "docs/memory.md", _estimate(found)) for found in plan["estimates"])
     rows.extend(
         (f"warnings.{found['where']}", "", f"{found['what']} -> {found['remedy']}") for found in plan["warnings"]
     )
     rows.extend((f"notes.{note['where']}", "", note["what"]) for note in plan.get("notes", []))
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    return "\n".join(
-        [plan["host"], *(f"  {path:<{first}}  {origin:<{second}}  {value}" for path, origin, value in rows)]
-    )
+    return rows
 
 
 def _origin(origins: Mapping[str, str], path: tuple[str, ...]) -> str:
     """The origin of a value, or of the list that it stands in."""
-    found = (origins.get(".".join(path[:length])) for length in range(len(path), 1, -1))
+    found = (origins.get(".".join(path[:length])) for length in range(len(path), 0, -1))
     return next(filter(None, found), "")
 
 

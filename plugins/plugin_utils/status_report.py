@@ -14,27 +14,35 @@ def status_table(hosts: Mapping[str, Mapping[str, Any] | None]) -> str:
     """One line for each instance, and below it what is to be known about it.
 
     Args:
-        hosts: what instance_info returned, by host; nothing where the host did not answer.
+        hosts: what instance_info returned, by host; nothing where the host did not answer. With ``waived`` of its plan,
+            that is told below the host's last instance.
     """
     rows: list[tuple[str, ...]] = [HEAD]
     notes: dict[int, list[str]] = {}
     for host, found in hosts.items():
+        waived = _waived((found or {}).get("waived") or {})
         if not found or "instances" not in found:
             rows.append((host, "-", "-", "-", "-", "-", "no answer", "NO", "-"))
             said = str((found or {}).get("msg") or "")
-            notes[len(rows)] = said.splitlines()[:3]
+            notes[len(rows)] = [*said.splitlines()[:3], *waived]
             continue
         if not found["instances"]:
             rows.append((host, "-", "-", "-", "-", "-", "no instance", "-", "-"))
         for instance in found["instances"]:
             rows.append(_row(host, instance))
             notes[len(rows)] = _notes(instance)
+        notes[len(rows)] = [*notes.get(len(rows), ()), *waived]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     lines = []
     for number, row in enumerate(rows, start=1):
         lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
         lines.extend(f"    {note}" for note in notes.get(number, ()))
     return "\n".join(lines)
+
+
+def _waived(waived: Mapping[str, Any]) -> list[str]:
+    named = [f"{name} ({role}_waived)" for role, names in waived.items() for name in names]
+    return [f"waived: {', '.join(named)}"] if named else []
 
 
 def _row(host: str, instance: Mapping[str, Any]) -> tuple[str, ...]:

@@ -357,6 +357,8 @@ def test_an_old_driver_names_the_release_that_would_run() -> None:
     assert plan["problems"] == []
     [finding] = compare(plan, facts(plan, lambda f: f["gpu"].update(driver="550.54.15")))
     assert "release 0.28.0-cu129 of the same vLLM" in finding["remedy"]
+    # Which the plan would refuse before that: it has no lock yet.
+    assert "after make lock RELEASE=0.28.0-cu129" in finding["remedy"]
     [finding] = compare(GPU, facts(GPU, lambda f: f["gpu"].update(driver="550.54.15")))  # 0.31.0 has no such variant
     assert "0.28.0-cu129" in finding["remedy"]
     assert "same vLLM" not in finding["remedy"]

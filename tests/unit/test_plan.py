@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
-from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_report import plan_table, problem_report
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_report import plan_rows, plan_table, problem_report
 from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition import load_release
 from ansible_collections.onprem.vllm.tests.unit.plan_inputs import (
     CPU_RELEASE,
@@ -292,9 +292,60 @@ def test_report_names_each_problem_once_with_its_hosts() -> None:
 def test_table_shows_values_and_origins() -> None:
     lines = plan_table(plan(**instance(serve={"seed": 3}))).splitlines()
     assert any(line.split() == ["instances.glm.serve.seed", "instance", "glm", "3"] for line in lines)
-    assert any(line.split() == ["mirror.url", "http://mirror1"] for line in lines)
+    assert any(line.split() == ["mirror.url", "vllm_mirror_url", "http://mirror1"] for line in lines)
     patched = plan_table(on("0.28.0-cu130-sm120")).splitlines()
-    assert any(line.split() == ["releases.0.28.0-cu130-sm120.patches", SM120] for line in patched)
+    release = "0.28.0-cu130-sm120"
+    assert any(line.split() == [f"releases.{release}.patches", "release", release, SM120] for line in patched)
+
+
+SITE = {
+    "vllm_releases": {"mine": CPU_RELEASE},
+    "vllm_release": "mine",
+    "hf_cache_root": "/data/models",
+    "vllm_service_user": "llm",
+    "preflight_waived": ["gpu-busy"],
+    "vllm_secrets": {"glm": {"VLLM_API_KEY": "a"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("base", "groups", "changes"),
+    [
+        (TINY, ("vllm",), {}),
+        (TINY, ("vllm",), SITE),
+        (TINY, ("vllm",), instance(networks=["10.1.0.0/16"], host="127.0.0.1")),
+        (GPU, ("vllm",), {}),
+        (MIRROR, ("mirror",), {}),
+        (TINY, ("proxy",), {"vllm_instances": ...}),
+        ({**TINY, **MIRROR}, ("vllm", "mirror", "proxy"), {}),
+    ],
+)
+def test_every_row_of_the_table_says_where_it_comes_from(base: dict, groups: tuple[str, ...], changes: dict) -> None:
+    made = plan(base, groups, **changes)
+    assert made["problems"] == []
+    said = [row for row in plan_rows(made) if not row[0].startswith(("warnings.", "notes."))]
+    assert [row for row in said if not row[1]] == []
+    assert len(said) > 10
+
+
+def test_origins_of_what_is_no_setting_of_an_instance() -> None:
+    origins = {row[0]: row[1] for row in plan_rows(plan(TINY, ("vllm",), **SITE))}
+    assert origins["roles"] == "groups vllm"
+    assert origins["service.user"] == "vllm_service_user"
+    assert origins["service.group"] == "default"
+    assert origins["paths.models"] == "from hf_cache_root"
+    assert origins["models.tiny-qwen3.path"] == "from hf_cache_root"
+    assert origins["models.tiny-qwen3.manifest_sha256"] == "vllm_models.tiny-qwen3"
+    assert origins["paths.caches"] == "from cache_dirs_root (default)"
+    assert origins["releases.mine.vllm"] == "vllm_releases.mine"
+    assert origins["packages.libnuma1"] == "release mine"
+    assert origins["packages.nftables"] == "role nftables"
+    assert origins["firewall.tcp.8000"] == "vllm_client_networks"
+    assert origins["instances.glm.secrets"] == "vllm_secrets.glm"
+    assert origins["instances.glm.gpus"] == "collection"
+    assert origins["waived.preflight"] == "preflight_waived"
+    mirror = {row[0]: row[1] for row in plan_rows(plan(MIRROR, ("mirror",)))}
+    assert mirror["firewall.tcp.80"] == "vllm_mirror_networks"
 
 
 def on(release: str, profile: str = "glm-5.2-nvfp4-8gpu", **changes: Any) -> dict[str, Any]:

@@ -81,6 +81,21 @@ def test_what_is_to_be_known_stands_below() -> None:
     assert " NO " in text.splitlines()[1]
 
 
+def test_what_a_host_takes_on_stands_below_it() -> None:
+    waived = {"preflight": ["gpu-busy", "memory-small"], "flashinfer": ["read-only"]}
+    nothing = {"preflight": [], "flashinfer": []}
+    hosts = {
+        "gpu1": {"instances": [instance(name="a"), instance(name="b")], "waived": waived},
+        "gpu2": {"unreachable": True, "msg": "no route to host", "waived": waived},
+        "gpu3": {"instances": [], "waived": waived},
+        "gpu4": {"instances": [instance()], "waived": nothing},
+    }
+    lines = table(hosts).splitlines()
+    said = "    waived: gpu-busy (preflight_waived), memory-small (preflight_waived), read-only (flashinfer_waived)"
+    assert [number for number, line in enumerate(lines) if line == said] == [3, 6, 8]
+    assert len(lines) == 10
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     for age, name in enumerate(("a-00000001", "b-00000002", "c-00000003", "d-00000004", "e-00000005")):
