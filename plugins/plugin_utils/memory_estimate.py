@@ -18,11 +18,12 @@ from .serve_catalogue import size
 
 GIB = 2**30
 
-# CUDA graphs, where vLLM takes them off the KV cache. One GPU: 0.35 to 0.71 logged for models of 12 to 48 layers (H200,
-# 0.25.0). Several: 0.95 asked was 0.9124 effective on the reference node (8 GPUs of 95 GiB, 256K context).
+# CUDA graphs, where vLLM takes them off the KV cache. One GPU: the most that was logged for Qwen3-Next (48 layers, an
+# H200, 0.25.0); other models' runs, which are held out, logged less. Several: 0.95 asked was 0.9124 effective on the
+# reference node (8 GPUs of 95 GiB, 256K context), the one figure there is.
 GRAPHS_GIB = 0.71
 GRAPHS_OF_SEVERAL_GPUS_GIB = (0.95 - 0.9124) * 95
-# CUDA's libraries and NCCL after the start, which profiling takes off too: 0.22 to 0.25 logged on one GPU.
+# CUDA's libraries and NCCL after the start, which profiling takes off too: likewise; 0.22 to 0.24 in the other runs.
 LIBRARIES_GIB = 0.25
 # cuBLAS's workspace on Hopper and later, of PyTorch's allocator (torch/cuda, CUBLAS_WORKSPACE_CONFIG).
 CUBLAS_BYTES = 32 * 2**20

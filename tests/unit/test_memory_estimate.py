@@ -15,6 +15,8 @@ import pytest
 from ansible_collections.onprem.vllm.plugins.plugin_utils.catalogue import shipped_profiles
 from ansible_collections.onprem.vllm.plugins.plugin_utils.memory_estimate import (
     GIB,
+    GRAPHS_GIB,
+    LIBRARIES_GIB,
     OUTSIDE_GIB,
     demand,
     estimate,
@@ -116,7 +118,17 @@ def test_the_layout_of_the_kv_cache_is_the_one_that_vllm_logged(name: str) -> No
     assert held == pytest.approx(logged["tokens"], rel=0.0002)
 
 
-@pytest.mark.parametrize("name", sorted(H200["runs"]))
+# The reserves for graphs and libraries are those of one model's runs; the runs of all others are held out.
+FITTED = {name for name, run in H200["runs"].items() if run["model"] == "qwen3-next-64e"}
+
+
+def test_the_reserves_are_the_largest_of_the_runs_that_they_are_taken_from() -> None:
+    logged = [H200["runs"][name]["logged"] for name in FITTED]
+    assert pytest.approx(max(run["graphs"] for run in logged) / GIB, abs=0.01) == GRAPHS_GIB
+    assert pytest.approx(max(run["libraries"] for run in logged) / GIB, abs=0.01) == LIBRARIES_GIB
+
+
+@pytest.mark.parametrize("name", sorted(H200["runs"].keys() - FITTED))
 def test_what_is_left_for_the_kv_cache_is_what_vllm_logged(name: str) -> None:
     model, serve, logged = measured(name)
     gpu_gib = H200["gpu_memory_bytes"] / GIB
@@ -165,13 +177,6 @@ def test_the_reference_node_fits_and_what_ran_out_there_is_tight_with_the_rung_t
     assert ran_out["verdict"] == "tight"
     assert ran_out["remedy"]["what"] == "lower utilisation"
     assert ran_out["remedy"]["serve"]["gpu-memory-utilization"] <= 0.97
-
-
-def test_the_effective_utilisation_is_the_one_that_was_logged() -> None:
-    """With 0.95 asked, the log of the reference node shows 0.9124 effective: the rest is CUDA graphs."""
-    found = glm()
-    budget = found["weights_gib"] + found["activations_gib"] + found["kv_cache_gib"]
-    assert budget / 95 == pytest.approx(0.9124, abs=0.001)
 
 
 def test_one_l40s_holds_gemma_with_its_draft() -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.onprem.vllm.plugins.module_utils.host_probe_instances import compiled, named_causes
+from ansible_collections.onprem.vllm.plugins.plugin_utils.findings import known_causes
 
 READINESS = Path(__file__).resolve().parents[2] / "roles/vllm_service/files/readiness.py"
 Answer = Callable[[str, dict[str, Any], dict[str, str]], tuple[int, dict[str, Any]]]
@@ -174,6 +176,8 @@ def test_a_wrong_answer_ends_it_at_once_with_its_reason(serve, main_process, tmp
     assert done.returncode == 1
     assert said in done.stderr
     assert done.stderr.startswith("readiness: ")
+    (cause,) = named_causes(done.stderr.splitlines(), compiled(known_causes()))
+    assert cause["id"] == ("start-port-taken" if "port" in said else "start-no-completion")
     assert not (tmp_path / "r.json").exists()
     assert time.monotonic() - begun < 15
 
