@@ -4,21 +4,22 @@
 
     sudo .venv/bin/python tests/bench/release.py [--bundle .cache/bundle] [--passes 5] [--pip]
 
-A pass: cold install over HTTP, copy, nothing to do, second release with a warm cache. Each step runs in a process of
-its own, in the host's Python, as the module does.
+A pass: cold install over HTTP, copy, nothing to do (what a second instance of the same release costs), another release
+of the same wheels, as a patch makes one, and another version of vLLM, first with its own packages yet to come and then
+with a warm cache. Each step runs in a process of its own, in the host's Python, as the module does.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import hashlib
 import http.server
 import json
 import os
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +27,12 @@ from pathlib import Path
 from typing import Any
 
 COLLECTIONS = Path(__file__).resolve().parents[2] / ".collections"
+sys.path.insert(0, str(COLLECTIONS))
+
+from ansible_collections.onprem.vllm.plugins.plugin_utils.release_definition import load_release, load_uv  # noqa: E402
+from packaging.version import Version  # noqa: E402
+
+TWIN = "-of-the-same-wheels"
 
 STEP = """
 import json, sys, time
@@ -46,6 +53,9 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_unused: Any) -> None:
         pass
 
+    def translate_path(self, path: str) -> str:
+        return super().translate_path(path.replace(TWIN, ""))
+
 
 def step(call: dict[str, Any]) -> dict[str, Any]:
     """Run one apply; its outcome, with ``total`` in seconds, the start of Python included."""
@@ -61,18 +71,17 @@ def step(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_bundle(bundle: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """uv and the releases for this host's Python that a bundle holds."""
-    wheel = next(bundle.glob("wheels/uv-*x86_64*.whl"))
-    uv = {"version": wheel.name.split("-")[1], "file": wheel.name}
-    uv["sha256"] = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    releases = []
-    for folder in sorted((bundle / "releases").iterdir()):
-        name = folder.name.rpartition("-")[0]
-        lock = hashlib.sha256((folder / "requirements.txt").read_bytes()).hexdigest()
-        if name.endswith("-cpu"):
-            parts = {"vllm": name.split("-")[0], "variant": "cpu", "python": "3.11"}
-            releases.append({"name": name, "id": folder.name, "lock_sha256": lock, **parts})
-    return uv, releases
+    """uv and the releases of vLLM without a GPU that a bundle holds, as a plan has them, in the order of versions."""
+    found = [load_release(folder.name.rpartition("-")[0]) for folder in (bundle / "releases").iterdir()]
+    releases = sorted((one for one in found if one.vllm and one.variant == "cpu"), key=lambda one: Version(one.version))
+    if gone := [one.id for one in found if not (bundle / "releases" / one.id).is_dir()]:
+        sys.exit(f"The bundle has other releases than the catalogue's {', '.join(gone)}: make bundle")
+    if len(releases) < 2:
+        sys.exit(
+            f"The bundle has {len(releases)} release of vLLM without a GPU, and two are compared: make bundle-upgrade"
+        )
+    uv = load_uv()
+    return {"version": uv["version"], **uv["wheels"]["x86_64"]}, [one.as_plan() for one in releases]
 
 
 def mebibytes(root: Path, releases: list[dict[str, Any]]) -> float:
@@ -114,17 +123,20 @@ def main() -> None:
             row["cold / cp -a"] = row["cold"] / row["cp -a"]
             shutil.rmtree(Path(work, "copy"))
             row["nothing to do"] = step(call)["total"]
-            if len(releases) > 1:
-                warm = step({**call, "release": releases[1]})
-                row["second release"] = warm["total"]
-                row["... its new packages"] = warm["seconds"]["install"] + warm["seconds"]["bytecode"]
-                row["... all the rest"] = row["second release"] - row["... its new packages"]
-                first, both = mebibytes(root, releases[:1]), mebibytes(root, releases[:2])
-                row["MiB of the first release"], row["MiB that the second adds"] = first, both - first
-                shutil.rmtree(root / "releases" / releases[1]["id"])
-                again = step({**call, "release": releases[1]})
-                row["second release, cache warm"] = again["total"]
-                row["... its bytecode"] = again["seconds"]["bytecode"]
+            twin = {**releases[0], "name": releases[0]["name"] + TWIN, "id": releases[0]["id"] + TWIN}
+            row["second, same wheels"] = step({**call, "release": twin})["total"]
+            first, both = mebibytes(root, releases[:1]), mebibytes(root, [releases[0], twin])
+            row["MiB of the first release"], row["MiB that the same adds"] = first, both - first
+            shutil.rmtree(root / "releases" / twin["id"])
+            warm = step({**call, "release": releases[1]})
+            row["second, another vLLM"] = warm["total"]
+            row["... its new packages"] = warm["seconds"]["install"] + warm["seconds"]["bytecode"]
+            row["... all the rest"] = row["second, another vLLM"] - row["... its new packages"]
+            row["MiB that the other adds"] = mebibytes(root, releases[:2]) - first
+            shutil.rmtree(root / "releases" / releases[1]["id"])
+            again = step({**call, "release": releases[1]})
+            row["second, cache warm"] = again["total"]
+            row["... its bytecode"] = again["seconds"]["bytecode"]
             if options.pip and number == 0:
                 subprocess.run(["/usr/bin/python3", "-m", "venv", Path(work, "pip")], check=True)
                 lock = options.bundle / "releases" / releases[0]["id"] / "requirements.txt"
