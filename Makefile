@@ -174,7 +174,7 @@ bench: tools bundle .cache/vllm-0.28.0/.complete ## figures and ratios: bundle a
 	python tests/bench/first_requests.py
 	python tests/bench/bundle.py
 	# Last: to hosts that serve the bundle without the second release, this is another bundle.
-	$(MAKE) --no-print-directory bundle-upgrade
+	make --no-print-directory bundle-upgrade
 	python tests/bench/release.py --pip
 
 .PHONY: clean-hosts
