@@ -45,6 +45,7 @@ def _example() -> dict[str, Any]:
 
 def test_the_example_s_plans_are_the_golden_ones(example: dict[str, Any]) -> None:
     text = json.dumps(example, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    text = text.replace(str(ROOT), "<checkout>")  # the proxy's own certificate lies beside the inventory
     if os.environ.get("RENEW"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert json.loads(text) == json.loads(GOLDEN.read_text(encoding="utf-8")), "see git diff after RENEW=1"
