@@ -32,10 +32,14 @@ START_SECONDS = 400  # vLLM's start, with room for two cores that do other thing
 Lab = Callable[..., str]
 
 
-def ask_every_group(lab: Lab) -> str:
-    """One completion from each group, asked from outside the hosts; fails where one does not answer."""
+def ask_every_group(lab: Lab, *more: str) -> str:
+    """One completion from each instance, asked from outside the hosts; fails where one does not answer.
+
+    Args:
+        more: further arguments for Ansible, of the inventory.
+    """
     listing = subprocess.run(
-        ["ansible-inventory", *INVENTORIES, "--list"], check=True, capture_output=True, text=True, cwd=CHECKOUT
+        ["ansible-inventory", *INVENTORIES, *more, "--list"], check=True, capture_output=True, text=True, cwd=CHECKOUT
     )
     (LAB_DIRECTORY / "inventory.json").write_text(listing.stdout)
     return lab("run", sys.executable, str(CHECKOUT / "tests/lab/ask.py"), str(LAB_DIRECTORY / "inventory.json"))

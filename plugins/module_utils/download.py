@@ -28,8 +28,29 @@ class Opener(Protocol):
         """The answer, usable in ``with``: ``status``, ``headers``, ``read``."""
 
 
+MENDED_BY_PUBLISHING = (
+    "Publish the bundle again with wheel_mirror_verify=full, "
+    "which reads every file on the mirror and mends what is damaged."
+)
+
+
 class DownloadError(RuntimeError):
-    """The file could not be had, or is not the file that was promised; the message names url and reason."""
+    """The file could not be had, or is not the file that was promised; the message names url and reason.
+
+    Attributes:
+        local: the reason lies on this host: its disk, or a permission.
+    """
+
+    def __init__(self, message: str, *, local: bool = False) -> None:
+        super().__init__(message)
+        self.local = local
+
+    @property
+    def mirror_remedy(self) -> str:
+        """What to do where the file was to come from the mirror."""
+        if self.local:
+            return "Look at the space and the permissions of its place on this host, and run again."
+        return f"Check that the mirror is up and has this bundle. {MENDED_BY_PUBLISHING}"
 
 
 def download(
@@ -68,7 +89,7 @@ def download(
     part = target.with_name(f"{target.name}.part")
     failure = "no attempt was made"
     left = attempts
-    restarted = False
+    restarted = local = False
     while left > 0:
         before = part.stat().st_size if part.exists() else 0
         if size is not None and before > size:
@@ -102,7 +123,8 @@ def download(
             pause = pause_s(error.headers.get("Retry-After"), attempts - left)
         except (OSError, http.client.HTTPException, DownloadError) as error:
             failure = str(error) or type(error).__name__
-            if isinstance(error, OSError) and error.errno in _LOCAL_ERRNO:
+            local = isinstance(error, OSError) and error.errno in _LOCAL_ERRNO
+            if local:
                 break
             pause = pause_s(None, attempts - left)
         after = part.stat().st_size if part.exists() else 0
@@ -110,7 +132,7 @@ def download(
             left -= 1
         if left > 0:
             time.sleep(pause)
-    raise DownloadError(f"{url}: {failure}")
+    raise DownloadError(f"{url}: {failure}", local=local)
 
 
 _LOCAL_ERRNO = frozenset({13, 28, 30, 122})  # EACCES, ENOSPC, EROFS, EDQUOT: trying again changes nothing

@@ -83,8 +83,7 @@ class Mirror:
             download(self._at(name, path), destination, entry.sha256, entry.size, mode=FILE_MODE)
         except DownloadError as error:
             raise ModelError(
-                f"Model {name}: {error}. What has arrived is kept and the next run goes on from there; if the mirror's "
-                "file differs from its manifest, publish the bundle again."
+                f"{error}. What has arrived is kept, and the next run goes on from there. {error.mirror_remedy}"
             ) from None
 
 
@@ -108,7 +107,7 @@ class Share:
         try:
             copy_verified(origin, destination, entry)
         except OSError as error:
-            raise ModelError(f"Model {name}: copying {origin} failed: {error.strerror}.") from None
+            raise ModelError(f"copying {origin} failed: {error.strerror}.") from None
 
 
 def copy_verified(origin: Path, destination: Path, entry: FileEntry) -> None:
@@ -446,7 +445,7 @@ def _assemble(found: Assessment, source: Source | None, owner: tuple[int, int], 
                 destination.unlink()
             source.fetch(wanted.name, path, entry, destination)
         except (ModelError, OSError) as error:
-            return str(error)
+            return f"Model {wanted.name}: {path} {found.faults[path]}, and cannot be had: {error}"
         return None
 
     # Largest first: otherwise the last big shard is fetched alone at the end.

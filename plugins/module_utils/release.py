@@ -287,8 +287,7 @@ def read_lock(site: Site, release: Release, attempts: int = 4) -> bytes:
             download(url, target, release.lock_sha256, attempts=attempts, timeout_s=20)
         except DownloadError as error:
             raise ReleaseError(
-                f"The lock of release {release.name} cannot be had from the mirror: {error}. "
-                "Check that the mirror is up and that this release's bundle was published there."
+                f"The lock of release {release.name} cannot be had from the mirror: {error}. {error.mirror_remedy}"
             ) from error
         return target.read_bytes()
 

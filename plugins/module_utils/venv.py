@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .download import DownloadError, download
+from .download import MENDED_BY_PUBLISHING, DownloadError, download
 from .record import hash_files, normalise
 from .release_bytecode import compile_bytecode
 from .release_manifest import (
@@ -280,7 +280,7 @@ def _fetch(url: str, destination: Path, sha256: str) -> None:
     except DownloadError as error:
         if "No space left" in str(error) or "Disk quota" in str(error):
             raise DiskFull(str(error)) from error
-        raise VenvError(f"{error}. Is the mirror up, and was this release's bundle published there?") from error
+        raise VenvError(f"{error}. {error.mirror_remedy}") from error
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ def _explained(said: str, mirror_url: str) -> VenvError:
         hashes = f" (sha256 {computed[1]}, expected {expected[1]})" if expected and computed else f" ({causes})"
         return WheelDamaged(
             f"The wheel of {named} on {mirror_url} is not the one that the release locked{hashes}. "
-            "Publish the bundle again: publishing names the damaged file."
+            + MENDED_BY_PUBLISHING
         )
     if "error sending request" in said or "tcp connect" in said or "timed out" in said or "dns error" in said:
         return VenvError(f"The mirror {mirror_url} does not answer: {causes}. Start it and run again.")

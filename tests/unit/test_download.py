@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import re
 import ssl
 import subprocess
 import threading
@@ -133,6 +134,25 @@ def test_one_flipped_byte_is_refused_and_leaves_nothing(server, tmp_path):
 def test_a_refused_connection_names_the_url(tmp_path):
     with pytest.raises(dl.DownloadError, match=r"http://127\.0\.0\.1:9/x: .*refused"):
         dl.download("http://127.0.0.1:9/x", tmp_path / "x", SHA256, attempts=2)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "Check that the mirror is up .* wheel_mirror_verify=full"),
+        (OSError(28, "No space left on device"), "Look at the space and the permissions"),
+    ],
+)
+def test_the_remedy_is_where_the_cause_is(server, tmp_path, monkeypatch, error, remedy):
+    """A full disk of this host is no reason to look at the mirror."""
+
+    def fail(*_unused):
+        raise error
+
+    monkeypatch.setattr(dl, "_append", fail)
+    with pytest.raises(dl.DownloadError) as caught:
+        dl.download(server.url, tmp_path / "shard", SHA256, attempts=1)
+    assert re.match(remedy, caught.value.mirror_remedy)
 
 
 def test_an_old_file_stays_until_the_new_one_is_whole(server, tmp_path):

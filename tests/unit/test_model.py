@@ -254,6 +254,14 @@ def test_every_bad_file_is_named(host):
     assert not host.wanted.path.exists()
 
 
+def test_a_damaged_file_that_cannot_be_had_anew_is_named_with_what_is_wrong_with_it(host):
+    host.run()
+    os.truncate(host.wanted.path / SHARD, 100)
+    (host.bundle / SHARD).write_bytes(b"x" * len(FILES[SHARD]))
+    with pytest.raises(ModelError, match=f"^Model tiny: {SHARD} is truncated: has 100 bytes .*, and cannot be had: "):
+        host.run()
+
+
 def test_a_mirror_that_breaks_off_is_gone_on_with(mirrored):
     mirrored.cut |= {SHARD}
     with pytest.raises(ModelError, match=f"{SHARD}.*the next run goes on from there"):
