@@ -635,6 +635,18 @@ def unknown_environment(version: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith("VLLM_") and name not in known["environment"]]
 
 
+def wrong_environment(version: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables that vLLM would end over as it reads them, each with what it wants."""
+    known = (serve_catalogue(version) or {}).get("environment_numbers", {})
+    for kind, names in known.items():
+        for name in names:
+            if (word := environment.get(name)) is not None:
+                try:
+                    _CONVERSIONS[kind](word)
+                except ValueError:
+                    yield name, _KINDS[kind]
+
+
 def nearest_environment(version: str, name: str) -> str:
     """The names that a variable was probably meant to be."""
     near = nearest(name, (serve_catalogue(version) or {"environment": []})["environment"])

@@ -68,6 +68,7 @@ def dump() -> dict[str, Any]:
         "speculative": _fields(speculative),
         "architectures": _architectures(),
         "environment": sorted(importlib.import_module("vllm.envs").environment_variables),
+        "environment_numbers": environment_numbers(importlib.import_module("vllm.envs").environment_variables),
     }
 
 
@@ -220,6 +221,32 @@ def _architectures() -> dict[str, list[str]]:
         kind: sorted({name for table in tables for name in getattr(registry, table, {})})
         for kind, tables in _ARCHITECTURES.items()
     }
+
+
+_NO_NUMBERS = ("many", "{}", "1,2", "auto", "true", "none")
+
+
+def environment_numbers(variables: dict[str, Any]) -> dict[str, list[str]]:
+    """Variables that vLLM reads as numbers, by letting it read some: ``int`` those that may be no fraction."""
+    found: dict[str, list[str]] = {"int": [], "float": []}
+    for name in sorted(variables):
+        if _takes(name, variables[name], "2") and not any(_takes(name, variables[name], word) for word in _NO_NUMBERS):
+            found["float" if _takes(name, variables[name], "1.5") else "int"].append(name)
+    return found
+
+
+def _takes(name: str, read: Any, word: str) -> bool:
+    before = os.environ.get(name)
+    os.environ[name] = word
+    try:
+        read()
+    except Exception:  # noqa: BLE001 - a foreign function: every end is an answer
+        return False
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+    return True
 
 
 def _is_json(value: Any) -> bool:

@@ -726,6 +726,24 @@ BAD = [
         }.items()
     ),
     ("an interface that nobody speaks", TINY, serve(grpc=True), "vllm_instances.glm.serve.grpc", "gRPC"),
+    # -- numbers in the environment
+    *(
+        (
+            f"{name} {value!r}",
+            TINY,
+            instance(environment={name: value}),
+            f"vllm_instances.glm.environment.{name}",
+            part,
+        )
+        for name, value, part in (
+            ("VLLM_CPU_KVCACHE_SPACE", "lots", "Give a whole number"),
+            ("VLLM_CPU_KVCACHE_SPACE", "0.5", "Give a whole number"),
+            ("VLLM_CPU_KVCACHE_SPACE", 0.5, "Give a whole number"),
+            ("VLLM_CPU_KVCACHE_SPACE", "", "Give a whole number"),
+            ("VLLM_USE_FLASHINFER_SAMPLER", "true", "Give a whole number"),
+            ("VLLM_LOG_STATS_INTERVAL", "10s", "Give a number"),
+        )
+    ),
     # -- what would bypass the plan
     *(
         (

@@ -19,6 +19,7 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_catalogue import
     size,
     unknown_environment,
     versions_with,
+    wrong_environment,
 )
 from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_catalogue_build import (
     FOLDER,
@@ -393,3 +394,27 @@ def test_sizes_are_read_like_vllm_s(value: Any, tokens: int | None) -> None:
 def test_environment_variables_of_vllm_that_are_misspelt() -> None:
     names = ["VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_KV_CACHE_SPACE", "PATH"]
     assert unknown_environment("0.28.0", names) == ["VLLM_CPU_KV_CACHE_SPACE"]
+
+
+@pytest.mark.parametrize("version", catalogued_versions())
+def test_environment_variables_that_vllm_reads_as_numbers(version: str) -> None:
+    right = {
+        "VLLM_CPU_KVCACHE_SPACE": " 4 ",
+        "VLLM_LOG_STATS_INTERVAL": "0.5",
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "PATH": "/",
+    }
+    assert list(wrong_environment(version, right)) == []
+    wrong = {"VLLM_CPU_KVCACHE_SPACE": "4G", "VLLM_LOG_STATS_INTERVAL": "often", "VLLM_ENGINE_READY_TIMEOUT_S": "1.5"}
+    assert dict(wrong_environment(version, wrong)) == {
+        "VLLM_CPU_KVCACHE_SPACE": "a whole number",
+        "VLLM_LOG_STATS_INTERVAL": "a number",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "a whole number",
+    }
+    # What takes a word besides, or several, is no number.
+    numbers = serve_catalogue(version)["environment_numbers"]
+    assert len(numbers["int"]) > 100
+    assert not {"VLLM_LOGGING_LEVEL", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_HOST_IP"} & {
+        *numbers["int"],
+        *numbers["float"],
+    }
