@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -104,7 +104,7 @@ def findings(version: str, serve: Mapping[str, Any], longest: int | None = None)
         found += [Finding(flag, what, remedy, False, _source(version)) for flag in old]
     right = {flag: value for flag, value in serve.items() if flag not in {one.flag for one in found if one.stops}}
     if known is not None:
-        found += _parser_names(version, known, right)
+        found += [*_parser_names(version, known, right), *_other_names(version, known, right)]
     found += [*_speculative(version, known, right), *_out_of_bounds(_bounds(version), right)]
     for check in (_sizes, _batch, _one_host):
         found += check(right)
@@ -477,6 +477,23 @@ def _parser_names(version: str, known: Mapping[str, Any], serve: Mapping[str, An
         what = f"vLLM {version} has no parser {name!r}" + (f"; {', '.join(having)} has" if having else "")
         near = nearest(name, known[part])
         yield Finding(flag, what, near[0].upper() + near[1:], source=f"{part} in catalogue/serve/{version}.json")
+
+
+def _other_names(version: str, known: Mapping[str, Any], serve: Mapping[str, Any]) -> Iterator[Finding]:
+    """Arguments that name one of vLLM's own parts: the command line takes any text, the start ends without it."""
+    for flag, names in known["names"].items():
+        name = serve.get(flag)
+        if not isinstance(name, str) or not name or _named(name, names):
+            continue
+        others = ((one, (serve_catalogue(one) or known)["names"][flag]) for one in catalogued_versions())
+        having = [one for one, theirs in others if _named(name, theirs)]
+        what = f"vLLM {version} has no {flag} {name!r}" + (f"; {', '.join(having)} has" if having else "")
+        near = nearest(name.upper() if names[0].isupper() else name.lower(), names)
+        yield Finding(flag, what, near[0].upper() + near[1:], source=f"names in catalogue/serve/{version}.json")
+
+
+def _named(name: str, names: Collection[str]) -> bool:
+    return name.lower() in {one.lower() for one in names}
 
 
 def _sizes(serve: Mapping[str, Any]) -> Iterator[Finding]:

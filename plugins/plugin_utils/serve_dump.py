@@ -29,6 +29,15 @@ _REGISTRIES = {
         ("vllm.reasoning.abs_reasoning_parsers", "ReasoningParserManager"),
     ),
 }
+# Arguments that the command line takes any text for, and where the names stand that the start knows, in any case.
+_NAMES = {
+    "quantization": (("vllm.model_executor.layers.quantization", "QUANTIZATION_METHODS"),),
+    "load-format": (("vllm.model_executor.model_loader", "_LOAD_FORMAT_TO_MODEL_LOADER"),),
+    "tokenizer-mode": (("vllm.tokenizers.registry", "_VLLM_TOKENIZERS"), ("vllm.config.model", "TokenizerMode")),
+    "attention-backend": (("vllm.v1.attention.backends.registry", "AttentionBackendEnum"),),
+}
+# What stands beside those names: the version's own choice.
+_AUTOMATIC = {"attention-backend": ["AUTO"]}
 _ARCHITECTURES = {
     "text": ("_TEXT_GENERATION_MODELS",),
     "multimodal": ("_MULTIMODAL_MODELS",),
@@ -67,6 +76,7 @@ def dump() -> dict[str, Any]:
         **{part: _registered(places) for part, places in _REGISTRIES.items()},
         "speculative": _fields(speculative),
         "architectures": _architectures(),
+        "names": {flag: sorted({*_AUTOMATIC.get(flag, ()), *_names(places)}) for flag, places in _NAMES.items()},
         "environment": sorted(importlib.import_module("vllm.envs").environment_variables),
         "environment_numbers": environment_numbers(importlib.import_module("vllm.envs").environment_variables),
     }
@@ -213,6 +223,15 @@ def _registered(places: tuple[tuple[str, str], ...]) -> list[str]:
             names |= set(getattr(registry, attribute, {}) or {})
         return sorted(names)
     raise SystemExit(f"none of {', '.join(module for module, _name in places)} has the registry; vLLM moved it")
+
+
+def _names(places: tuple[tuple[str, str], ...]) -> set[str]:
+    """The names of a list, a map, an enumeration or a choice of literals."""
+    names: set[str] = set()
+    for module, name in places:
+        found = getattr(importlib.import_module(module), name)
+        names |= {*typing.get_args(found)} or {*getattr(found, "__members__", found)}
+    return names
 
 
 def _architectures() -> dict[str, list[str]]:

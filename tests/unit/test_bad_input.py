@@ -519,6 +519,16 @@ BAD = [
         "vllm_instances.glm.serve.reasoning-parser",
         "no parser 'hermes'",
     ),
+    ("quantization of no version", TINY, serve(quantization="nvfp4"), "vllm_instances.glm.serve.quantization", "nvfp4"),
+    ("load format", TINY, serve(load_format="safetenors"), "vllm_instances.glm.serve.load-format", "safetensors"),
+    ("tokenizer mode", TINY, serve(tokenizer_mode="mistrall"), "vllm_instances.glm.serve.tokenizer-mode", "mistral"),
+    (
+        "attention backend",
+        TINY,
+        serve(attention_backend="FLASHINFR"),
+        "vllm_instances.glm.serve.attention-backend",
+        "FLASHINFER",
+    ),
     ("unknown speculative method", TINY, serve(speculative_config={"method": "mpt"}), None, "Did you mean mtp"),
     (
         "unknown key of speculative decoding",

@@ -120,6 +120,27 @@ def asked(version: str, parsers: dict[str, Parser], directory: Path) -> Parser:
 
 
 @pytest.mark.hypothesis
+@pytest.mark.parametrize("version", catalogued_versions())
+@pytest.mark.parametrize(
+    ("flag", "right", "wrong", "near"),
+    [
+        ("quantization", "FP8", "nvfp4", "fp4"),
+        ("load-format", "safetensors", "safetenors", "safetensors"),
+        ("tokenizer-mode", "Mistral", "mistrall", "mistral"),
+        ("attention-backend", "flashinfer", "FLASHINFR", "FLASHINFER"),
+        ("attention-backend", "auto", "FLASH", "FLASH"),
+    ],
+)
+def test_a_name_of_vllm_s_own_parts_is_known_before_the_start(
+    version: str, flag: str, right: str, wrong: str, near: str
+) -> None:
+    assert findings(version, {flag: right}) == []
+    [found] = findings(version, {flag: wrong})
+    assert (found.flag, found.stops) == (flag, True)
+    assert f"vLLM {version} has no {flag} {wrong!r}" in found.what
+    assert near in found.remedy
+
+
 @pytest.mark.parametrize("version", JUDGED)
 def test_the_parser_and_the_catalogue_judge_alike(version: str, parsers: dict[str, Parser], tmp_path: Path) -> None:
     parser = asked(version, parsers, tmp_path)
