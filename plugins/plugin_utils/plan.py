@@ -145,7 +145,6 @@ class _Composition:
                 if result is not None:
                     self.set[name] = result
         self.profiles: dict[str, Profile | None] = load_profiles(self.value("vllm_profiles"), self.problems)
-        self.designs: dict[str, dict[str, Any]] = {}
         self.wrong_patches: set[str] = set()
         self.patches = self._patches()
         self.releases: dict[str, Release | None] = {}
@@ -385,10 +384,8 @@ class _Composition:
 
     def _designed(self, name: str) -> dict[str, Any]:
         """The settings of a profile itself."""
-        if name not in self.designs:
-            profile = self.profiles.get(name)
-            self.designs[name] = resolve(profile.settings)[0] if profile is not None else {}
-        return self.designs[name]
+        profile = self.profiles.get(name)
+        return profile.designed if profile is not None else {}
 
     def _describes(self, profile: Profile, model: Any) -> bool:
         """Whether a profile's numbers are those of a model: a site's profile may take them over with another's name."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 from .catalogue import inventory_spec, shipped_profiles
@@ -54,6 +55,11 @@ class Profile:
         """The patches that it needs where vLLM's version has the fault."""
         return tuple(self.about.get("patches") or ())
 
+    @cached_property
+    def designed(self) -> dict[str, Any]:
+        """The settings of an instance that adds nothing. Shared: do not change it."""
+        return resolve(self.settings)[0]
+
     @property
     def family(self) -> tuple[str, ...]:
         """The families of the model that need settings of their own."""
@@ -95,9 +101,31 @@ def load_profiles(site: Mapping[str, Any], problems: list[Problem]) -> dict[str,
     Args:
         site: ``vllm_profiles``, types already checked.
     """
-    sources = {**{name: (f"profile {name}", content) for name, content in shipped_profiles().items()}}
-    sources.update({name: (f"vllm_profiles.{name}", content or {}) for name, content in site.items()})
-    return {name: _load(name, sources, problems if name in site else []) for name in sources}
+    sources = _shipped_sources() | {name: (f"vllm_profiles.{name}", content or {}) for name, content in site.items()}
+    shipped = _shipped()
+    # One below which nothing is the site's is the same on every host.
+    return {
+        name: shipped[name]
+        if name in shipped and not {*_chain(name)} & site.keys()
+        else _load(name, sources, problems if name in site else [])
+        for name in sources
+    }
+
+
+def _shipped_sources() -> dict[str, tuple[str, Any]]:
+    return {name: (f"profile {name}", content) for name, content in shipped_profiles().items()}
+
+
+@cache
+def _shipped() -> dict[str, Profile | None]:
+    sources = _shipped_sources()
+    return {name: _load(name, sources, []) for name in sources}
+
+
+def _chain(name: str) -> tuple[str, ...]:
+    """A shipped profile and those that it extends."""
+    found = _shipped()[name]
+    return found.chain if found is not None else (name,)
 
 
 def _load(name: str, sources: Mapping[str, tuple[str, Any]], problems: list[Problem]) -> Profile | None:
