@@ -152,7 +152,7 @@ def test_site_runs_the_roles_that_the_plan_names_in_its_order() -> None:
         run = [
             name.removeprefix("onprem.vllm.")
             for play in plays
-            if group in play["hosts"].split(":")
+            if group in re.split(r"\W+", play["hosts"])
             for name in [role["role"] for role in play.get("roles", [])] + imported(play.get("tasks", []))
         ]
         assert run == [entry["role"] for entry in catalogue["roles"] if group in entry["groups"]]
