@@ -178,8 +178,9 @@ def remove(*, check_mode: bool) -> Outcome:
         for path in FILES:
             path.unlink(missing_ok=True)
         _run(["systemctl", "daemon-reload"])
-        with suppress(OSError):
-            NFTABLES_DROP_IN.parent.rmdir()  # others' drop-ins stay, and their folder with them
+        for folder in (NFTABLES_DROP_IN.parent, RULES_FILE.parent):
+            with suppress(OSError):
+                folder.rmdir()  # others' drop-ins, and what instances have there, stay, and their folder with them
         if outcome.before:
             _run(["nft", "-f", "-"], DROP_TABLE)
     return outcome

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "default"))
 import site_under_test as site
 
 HOSTS = [*site.INSTANCES, "mirror1"]
@@ -30,10 +30,12 @@ def _torn_down():
 
 
 def left(host, lab):
-    """Paths that differ from the host's image; a directory that merely holds one is not counted."""
+    """Paths that differ from the host's image; not a directory of it in which something came and went."""
     found = [line.split(" ", 1) for line in lab("changes", host).splitlines()]
-    paths = [path for kind, path in found if kind != "C" or not any(p.startswith(f"{path}/") for _kind, p in found)]
-    return [path for path in paths if not re.fullmatch(f"{KEPT}|{BY_ITSELF}", path)]
+    paths = [(kind, path) for kind, path in found if not re.fullmatch(f"{KEPT}|{BY_ITSELF}", path)]
+    return [
+        path for kind, path in paths if kind != "C" or lab("exec", host, "find", path, "-prune", "-type", "d") == ""
+    ]
 
 
 @pytest.mark.parametrize("host", HOSTS)
