@@ -19,7 +19,7 @@ from .host_probe_command import run, text_of
 Facts = dict[str, Any]
 
 # The firewall's, and those that keep an instance's port to itself while it warms up (readiness.py of vllm_service).
-OWN_TABLE = re.compile(r"vllm(_warming_[0-9]+)?")
+OWN_TABLE = re.compile(r"vllm(_warming_.+)?")
 ACCEPT, CUT, NEXT = "accept", "cut", "next"
 # Matches of iptables whose inside nft does not show. With these alone, nobody accepts new connections to a service.
 _NOT_FOR_NEW = {"conntrack", "state", "addrtype", "pkttype", "rt"}

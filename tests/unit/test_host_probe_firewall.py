@@ -89,6 +89,9 @@ table inet own {{
 table inet vllm {{
     chain input {{ type filter hook input priority 0; policy drop; }}
 }}
+table inet vllm_warming_glm/5.2 {{
+    chain input {{ type filter hook input priority -10; policy accept; tcp dport 8000 reject with tcp reset; }}
+}}
 """
     script = "nft -f - && nft -j list ruleset"
     done = subprocess.run(

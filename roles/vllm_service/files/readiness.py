@@ -4,10 +4,11 @@
 
 ``readiness.py devices SECONDS`` waits for the device nodes of the instance's GPUs.
 ``readiness.py caches`` removes compiled graphs that a killed process left half written; run as the service itself.
-``readiness.py shut`` lets nobody but this host reach the instance's port, ``open`` everybody whom the firewall lets in.
+``readiness.py shut INSTANCE`` lets nobody but this host reach the instance's port, ``open INSTANCE`` everybody whom the
+firewall lets in.
 ``readiness.py completion SECONDS RECORD`` waits for one real completion, asks one request of every kind so that no
-user waits for a compilation, writes RECORD and opens the port. It ends at once when the main process does: systemd 252
-waits for an ExecStartPost= even when what it waits for has died.
+user waits for a compilation, and writes RECORD. It ends at once when the main process does: systemd 252 waits for an
+ExecStartPost= even when what it waits for has died.
 
 What to ask comes from the unit's environment file: ONPREM_VLLM_GENERATION, _URL, _MODEL, _GPUS, _TLS_CERTIFICATE and
 VLLM_API_KEY.
@@ -68,13 +69,12 @@ def main(words: list[str]) -> int:
             wait_for_devices(os.environ.get("ONPREM_VLLM_GPUS", ""), float(words[1]))
         elif words == ["caches"]:
             clear_half_written(Path(os.environ["VLLM_CACHE_ROOT"]))
-        elif words == ["shut"]:
-            shut_port()
-        elif words == ["open"]:
-            open_port()
+        elif len(words) == 2 and words[0] == "shut":
+            shut_port(words[1])
+        elif len(words) == 2 and words[0] == "open":
+            open_port(words[1])
         elif len(words) == 3 and words[0] == "completion":
             wait_for_completion(float(words[1]), Path(words[2]))
-            open_port()
         else:
             print(__doc__, file=sys.stderr)
             return 2
@@ -129,31 +129,31 @@ def clear_half_written(root: Path) -> None:
             shutil.rmtree(index.parent)
 
 
-def shut_port() -> None:
+def shut_port(instance: str) -> None:
     """Refuse connections from elsewhere to the instance's port, in a table of its own, until ``open_port``.
 
     vLLM's /health is 200 before the warm-up, so whoever goes by it, HAProxy's checks too, would send requests that wait
     for compilations. Where this cannot be done the port is open meanwhile, which the journal says.
     """
-    if not (table := _warming_table()):
+    port = urllib.parse.urlsplit(os.environ.get("ONPREM_VLLM_URL", "")).port
+    if not port or not shutil.which("nft"):
         return
-    rule = f'iif != "lo" tcp dport {table.rpartition("_")[2]} reject with tcp reset comment "warming up"'
+    table = _warming_table(instance)
+    rule = f'iif != "lo" tcp dport {port} reject with tcp reset comment "warming up"'
     chain = f"chain input {{\ntype filter hook input priority -10; policy accept;\n{rule}\n}}"
     if said := _nft(f"{_gone(table)}table inet {table} {{\n{chain}\n}}\n"):
         print(f"readiness: others reach the port while the instance warms up: {said}", file=sys.stderr)
 
 
-def open_port() -> None:
-    """Take back what ``shut_port`` did; nothing happens where it did nothing."""
-    if (table := _warming_table()) and (said := _nft(_gone(table))):
-        print(
-            f"readiness: nobody else may reach the port until `nft delete table inet {table}`: {said}", file=sys.stderr
-        )
+def open_port(instance: str) -> None:
+    """Take back what ``shut_port`` did, whatever port it was; nothing happens where it did nothing."""
+    table = _warming_table(instance)
+    if shutil.which("nft") and (said := _nft(_gone(table))):
+        print(f"readiness: others reach the port after `nft delete table inet {table}` alone: {said}", file=sys.stderr)
 
 
-def _warming_table() -> str:
-    port = urllib.parse.urlsplit(os.environ.get("ONPREM_VLLM_URL", "")).port
-    return f"vllm_warming_{port}" if port and shutil.which("nft") else ""
+def _warming_table(instance: str) -> str:
+    return f"vllm_warming_{instance.replace('-', '/')}"  # nft's names have no hyphens, and the instances' no slashes
 
 
 def _gone(table: str) -> str:
