@@ -19,6 +19,7 @@ from pathlib import Path
 
 from .argument_check import check_arguments, remedy
 from .atomic import sync_directory, write_file
+from .finding_report import finding_report
 from .generation import GENERATION_VARIABLE, Content, Generations, changed_names, differences
 from .host_lock import HostLocked, host_lock
 from .systemd_environment import EnvironmentRefused, check_assignment, hidden
@@ -743,13 +744,7 @@ def _ask_releases(
     told = [{key: without_secrets(text, instances) for key, text in one.items()} for one in refusals]
     result["findings"] = told
     if told:
-        raise InstancesRefused("\n".join(map(finding_text, told)))
-
-
-def finding_text(finding: Mapping[str, str]) -> str:
-    """A finding as preflight shows it (plugin_utils/findings.py)."""
-    head = f"{finding['severity']} {finding['id']}"
-    return f"{head}\n    found:  {finding['found']}\n    needed: {finding['needed']}\n    -> {finding['remedy']}"
+        raise InstancesRefused("\n".join(map(finding_report, told)))
 
 
 def without_secrets(text: str, instances: Sequence[Instance]) -> str:

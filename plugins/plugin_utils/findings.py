@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from ..module_utils.finding_report import finding_report
 from . import findings_gpu, findings_model, findings_system
 from .finding import ERROR, SEVERITIES, WAIVED, Facts, Finding, Plan, known_causes, known_findings, new_finding
 from .plan_facts import NODE_UNKNOWN, decisions, resolve, what_is_decided
@@ -91,15 +92,7 @@ def diagnose(plan: Plan, probe: Mapping[str, Any], waived: Iterable[str], now: f
 
 def report(host: str, findings: Iterable[Finding]) -> str:
     """Findings as text for a person, empty where there is none."""
-    lines: list[str] = []
-    for finding in findings:
-        lines += [
-            f"{finding['severity']} {finding['id']}  [{host}]",
-            f"    found:  {finding['found']}",
-            f"    needed: {finding['needed']}",
-            f"    -> {finding['remedy']}",
-        ]
-    return "\n".join(lines)
+    return "\n".join(finding_report(finding, host) for finding in findings)
 
 
 def table(findings: Iterable[Finding], hosts: int) -> str:
