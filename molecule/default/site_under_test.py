@@ -63,6 +63,29 @@ def changed(output: str) -> int:
     return sum(map(int, counts))
 
 
+def status(*arguments: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """What playbook status knows of the instances, by host and name."""
+    alone = {"ANSIBLE_STDOUT_CALLBACK": "onprem.vllm.answer"}
+    asked = site(*arguments, "-e", "status_format=json", environment=alone, playbook="playbooks/status.yml")
+    assert asked.returncode == 0, asked.stderr
+    hosts = json.loads(asked.stdout).items()
+    return {(host, one["name"]): one for host, answer in hosts for one in answer["instances"]}
+
+
+def get(lab: Lab, address: str, *, inside: str = "") -> tuple[int, str]:
+    """Status and body of a request from outside the hosts, or on the host ``inside``; status 0 where nobody answers."""
+    where = ("exec", inside) if inside else ("run",)
+    ask = f"curl --silent --max-time 5 --write-out '\\n%{{http_code}}' http://{address}"
+    # That nobody answers is an answer here, 000, and curl's failure says no more.
+    body, _newline, code = lab(*where, "sh", "-c", f"{ask} || true").rpartition("\n")
+    return int(code), body
+
+
+def half_built(lab: Lab, host: str) -> str:
+    """Paths of releases and models that are there under no name of their own."""
+    return lab("exec", host, "find", "/opt/vllm/releases", "/models", "-mindepth", "1", "-maxdepth", "1", "-name", ".*")
+
+
 def wait(what: str, done: Callable[[], bool], seconds: float = START_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not done():

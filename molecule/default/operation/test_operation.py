@@ -16,16 +16,14 @@ LENGTH = 512
 SHORTER = ("-e", json.dumps({"vllm_group_overrides": {"serve": {"max-model-len": LENGTH}}}))
 
 
-def play(name, *arguments, **environment):
-    done = site.site("--limit", f"mirror,{HOST}", *arguments, playbook=f"playbooks/{name}.yml", environment=environment)
+def play(name, *arguments):
+    done = site.site("--limit", f"mirror,{HOST}", *arguments, playbook=f"playbooks/{name}.yml")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def status():
-    said = play("status", "-e", "status_format=json", ANSIBLE_STDOUT_CALLBACK="onprem.vllm.answer")
-    (found,) = json.loads(said)[HOST]["instances"]
-    return found
+    return site.status("--limit", HOST)[HOST, "glm"]
 
 
 def served_length(lab):
@@ -37,7 +35,7 @@ def test_the_plan_says_which_instance_would_restart_and_why_and_changes_nothing(
     assert "No instance would restart" in play("plan", "-e", "plan_compare=true")
     said = play("plan", "-e", "plan_compare=true", *SHORTER)
     assert "glm would restart: new generation 2: serve max-model-len" in said
-    assert site.changed(said) == 0 or f"+max-model-len: {LENGTH}" in said
+    assert f"+max-model-len: {LENGTH}" in said
     assert site.process(HOST, lab)["MainPID"] == before
     assert (status()["generation"], served_length(lab) != LENGTH) == (1, True)
 

@@ -47,8 +47,7 @@ def kill_through(seen: Path, *arguments: str, after_each=lambda: None) -> int:
 def nothing_left_over(lab) -> None:
     """No half-built release, no file written beside its place, no lock held, no guard armed."""
     for host in site.INSTANCES:
-        left = lab("exec", host, "sh", "-c", "ls -d /opt/vllm/releases/.[!.]* /models/.[!.]* 2>/dev/null || true")
-        assert left == "", left
+        assert site.half_built(lab, host) == ""
         timers = lab("exec", host, "systemctl", "list-units", "--no-legend", "--plain", "--all", "onprem-vllm-*.timer")
         assert timers == "", timers
 

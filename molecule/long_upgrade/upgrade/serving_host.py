@@ -23,7 +23,7 @@ def play(name, *arguments):
 
 def get(lab, path):
     """What the instance answers; empty where it is away, which an upgrade makes it."""
-    return lab("run", "sh", "-c", f"curl --silent --max-time 5 http://{HOST}:{site.PORT}{path} || true")
+    return site.get(lab, f"{HOST}:{site.PORT}{path}")[1]
 
 
 def version(lab):
@@ -31,8 +31,4 @@ def version(lab):
 
 
 def status():
-    alone = {"ANSIBLE_STDOUT_CALLBACK": "onprem.vllm.answer"}
-    done = site.site(*LIMIT, "-e", "status_format=json", environment=alone, playbook="playbooks/status.yml")
-    assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)[HOST]["instances"]
-    return found
+    return site.status(*LIMIT)[HOST, "glm"]

@@ -84,7 +84,7 @@ def one_generation_serves_after_the_next_run(lab):
     assert (found["ready"], found["serves"]) == (True, found["generation"])
     assert generation(lab).endswith(f"/{found['generation']}")
     assert lab("exec", HOST, "pgrep", "--count", "--full", "bin/vllm serve").strip() == "1"
-    assert lab("exec", HOST, "sh", "-c", "ls -d /opt/vllm/releases/.[!.]* 2>/dev/null || true") == ""
+    assert site.half_built(lab, HOST) == ""
     code, said = play("upgrade", *NEWER)
     assert (code, site.changed(said)) == (0, 0), said
 
