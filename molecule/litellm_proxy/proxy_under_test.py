@@ -12,6 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testinfra.host import Host
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 WORK = Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"])
@@ -32,7 +36,7 @@ SECRETS = (
 Lab = Callable[..., str]
 
 
-def ask(lab: Lab, path: str, *more: str, key: str = MASTER, body: dict[str, object] | None = None) -> tuple[int, str]:
+def ask(lab: Lab, path: str, *more: str, key: str = MASTER, body: dict[str, Any] | None = None) -> tuple[int, str]:
     """Status and body of one request, over TLS that trusts the proxy's own root alone; 0 where no answer came."""
     command = ["curl", "-sS", "--max-time", "30", "--cacert", str(WORK / "ca.pem"), "-w", "\n%{http_code}", *more]
     command += ["-H", f"Authorization: Bearer {key}"] if key else []
@@ -72,14 +76,14 @@ def wait(what: str, done: Callable[[], bool], seconds: float = 20) -> float:
 
 
 @contextmanager
-def load() -> Iterator[list[dict[str, object]]]:
+def load() -> Iterator[list[dict[str, Any]]]:
     """Streams and single answers without a pause, while the block runs; afterwards every request is in the list."""
     record, stop = WORK / "load.jsonl", WORK / "load.stop"
     record.unlink(missing_ok=True)
     stop.unlink(missing_ok=True)
     tool = [sys.executable, str(CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "run"]
     asked = [sys.executable, str(LOAD), f"https://{FRONT}", str(WORK / "ca.pem"), MASTER, MODEL, str(record), str(stop)]
-    requests: list[dict[str, object]] = []
+    requests: list[dict[str, Any]] = []
     process = subprocess.Popen([*tool, *asked])
     try:
         wait("the load", lambda: record.exists() and len(record.read_text().splitlines()) > 10, 60)
@@ -92,9 +96,21 @@ def load() -> Iterator[list[dict[str, object]]]:
     assert {bool(one["stream"]) for one in requests} == {True, False}
 
 
-def failed(requests: list[dict[str, object]]) -> list[dict[str, object]]:
+def failed(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that were not answered whole."""
     return [one for one in requests if one["status"] != 200 or one["error"]]
+
+
+def kill(host: Host, unit: str) -> tuple[float, float]:
+    """SIGKILL to all of a unit's processes: the times between which they died, for a command takes its time."""
+    before = time.time()
+    host.check_output(f"systemctl kill --signal=KILL {unit}")
+    return before, time.time()
+
+
+def under_way(request: dict[str, Any], death: tuple[float, float]) -> bool:
+    """Whether a request of ``load`` was sent before a process died and had not ended by then."""
+    return bool(request["began"] < death[1] and request["began"] + request["seconds"] > death[0])
 
 
 def roll(*variables: str) -> subprocess.CompletedProcess[str]:
