@@ -13,7 +13,9 @@ from ansible.template import Templar
 from ansible.vars.hostvars import HostVars
 from ansible_collections.onprem.vllm.plugins.filter.plan import read_and_compose
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_conflicts import kept_from_mirror, one_machine_twice
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_groups import unreadable
+from jinja2 import TemplateError
 
 
 def plans(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -26,7 +28,13 @@ def plans(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, dict[str, Any]]
         raise AnsibleFilterError(f"onprem.vllm.plans takes hostvars, not {type(hostvars).__name__}")
     # The loader of the run, for lookups of files in the operator's variables; there is no public way to it.
     loader = getattr(hostvars, "_loader", None)
-    return {name: _plan_of(hostvars, name, loader) for name in ("".join(list(host)) for host in hosts)}
+    found = {name: _plan_of(hostvars, name, loader) for name in ("".join(list(host)) for host in hosts)}
+    ways = {name: _way(hostvars, name, loader) for name in found}
+    for name, wrong in one_machine_twice(ways):
+        found[name]["problems"].append(wrong)
+    for name, doubtful in kept_from_mirror(found, {name: way[0] for name, way in ways.items()}):
+        found[name]["warnings"].append(doubtful)
+    return found
 
 
 def _plan_of(hostvars: HostVars, host: str, loader: DataLoader | None) -> dict[str, Any]:
@@ -40,6 +48,20 @@ def _plan_of(hostvars: HostVars, host: str, loader: DataLoader | None) -> dict[s
         return {**compose_plan(host, [], {}), "problems": [wrong]}
     templar = Templar(loader=loader, variables=variables)
     return read_and_compose(variables, lambda name: templar.template(variables[name]))
+
+
+def _way(hostvars: HostVars, host: str, loader: DataLoader | None) -> tuple[str, ...]:
+    """How a host is reached: its address, and what else decides which machine answers there."""
+    try:
+        variables = {**hostvars.raw_get(host), "hostvars": hostvars}
+        templar = Templar(loader=loader, variables=variables)
+        values = [str(templar.template(variables[name])) if name in variables else "" for name in _WAY]
+    except (AnsibleError, TemplateError):  # Ansible says so when it connects
+        return (host,)
+    return (values[0] or host, *values[1:])
+
+
+_WAY = ("ansible_host", "ansible_port", "ansible_connection", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 
 
 class FilterModule:

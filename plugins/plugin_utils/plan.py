@@ -267,7 +267,6 @@ class _Composition:
         release = self._release(where, chosen.get("release"), chosen_from)
         # One that names no profile is checked as far as it goes, so that all its problems are told in one run.
         profile = named or Profile("", {}, Branch())
-        self._check_removed(where, upper)
         decided = layer({}, "")
         if release is not None and (own := release.flashinfer.environment()):
             decided = layer({"environment": own}, f"release {release.name}")
@@ -279,6 +278,7 @@ class _Composition:
         base = (self._base(name, release), layer(off, "toolchain none"))
         written = merge_all(profile.settings, decided, *upper)
         settings, origins = resolve(merge_all(*base, written))
+        self._check_removed(where, merge_all(*base, profile.settings, decided), upper, release)
         if release is not None and named is not None:
             self._check_fit(where, profile, release)
         self._check_probes(where, profile, release, toolchain)
@@ -784,20 +784,36 @@ class _Composition:
             return f"{origin}.{dotted}"
         return f"{where}.{dotted}"
 
-    def _check_removed(self, where: str, layers: Sequence[Layer]) -> None:
-        """null in place of a whole map: it would take away the profile's arguments or PATH without a word."""
+    def _check_removed(self, where: str, below: Layer, layers: Sequence[Layer], release: Release | None) -> None:
+        """null in place of a whole map takes away the profile's arguments or PATH without a word; misspelt, nothing."""
         for upper in layers:
             for key in ("serve", "environment"):
                 found = upper.children.get(key) if isinstance(upper, Branch) else None
+                place = f"{found.origin}.{key}" if found and found.origin.startswith("vllm_") else f"{where}.{key}"
                 if isinstance(found, Leaf) and found.value is None:
                     self.removed.add(f"{where}.{key}")
-                    place = f"{found.origin}.{key}" if found.origin.startswith("vllm_") else f"{where}.{key}"
                     if not self._is_wrong(place):  # once for all instances of a group
                         self._wrong(
                             place,
                             "is null, which takes away all of it, what profile and collection set included",
                             f"Remove the line, or set single entries below {key} to null.",
                         )
+                elif isinstance(found, Branch) and release is not None:
+                    there = (resolve(below)[0].get(key) or {}).keys()
+                    gone = (name for name, one in found.children.items() if isinstance(one, Leaf) and one.value is None)
+                    self._check_void(place, key, [name for name in gone if name not in there], there, release)
+            below = merge_all(below, upper)
+
+    def _check_void(self, place: str, key: str, names: Sequence[str], there: Collection[str], release: Release) -> None:
+        """null for what is not set and vLLM does not know: another one was meant, and stays as it is."""
+        unknown = serve_catalogue.unknown_flags if key == "serve" else serve_catalogue.unknown_environment
+        for name in unknown(release.vllm, names):
+            if not self._is_wrong(f"{place}.{name}"):
+                self._wrong(
+                    f"{place}.{name}",
+                    f"is null, which takes out nothing: vLLM {release.vllm} knows no such name, and none is set",
+                    f"Write the name of what shall go, or remove the line: {nearest(name, there)}",
+                )
 
     def _check_draft(
         self,
@@ -1075,6 +1091,15 @@ class _Composition:
                 f"{url!r} is no address of a mirror",
                 "Write http://<host>[:port][/path], without user, query or fragment.",
             )
+        elif "mirror" in self.groups:
+            asked = parts.port or {"http": 80, "https": 443}[parts.scheme]
+            if asked != (serves := self.value("wheel_mirror_port")):
+                self._warn(
+                    "vllm_mirror_url",
+                    f"asks port {asked}, and the mirror serves on {serves}",
+                    "Correct one of the two, unless something between them forwards.",
+                    "wheel_mirror_port",
+                )
         return {"url": url.rstrip("/")}
 
     def _uv(self, releases: Sequence[Release]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What two parts of one host may not both have: a port, a directory, an account.
+"""What two parts of one host may not both have: a port, a directory, an account. And where two hosts contradict.
 
 Each part is right in itself; together the second fails to start, or a teardown of one takes the other's away.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from posixpath import normpath
 from typing import Any
 
@@ -134,3 +135,50 @@ def account_problems(groups: Collection[str], value: Value) -> Iterator[Problem]
         value("vllm_service_user"),
     ):
         yield problem("litellm_proxy_user", f"is {user}, as the instances' user", "Give LiteLLM a user of its own.")
+
+
+def one_machine_twice(ways: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Problem]]:
+    """The hosts of an inventory that are reached in the very way of another: one machine, that two plans would rule.
+
+    Args:
+        ways: for each host its address, and what else decides which machine answers there.
+    """
+    first: dict[tuple[str, ...], str] = {}
+    for host, way in ways.items():
+        if (other := first.setdefault(tuple(way), host)) != host:
+            yield (
+                host,
+                problem(
+                    f"ansible_host of {host}",
+                    f"is {way[0]}, by which {other} is reached, too: two hosts of the inventory are one machine",
+                    "Correct the address, or make it one host in the groups of both.",
+                ),
+            )
+
+
+def kept_from_mirror(
+    plans: Mapping[str, Mapping[str, Any]], addresses: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Hosts that a mirror's firewall would keep out, as far as the addresses tell by which Ansible reaches them."""
+    for mirror, plan in plans.items():
+        for port in plan["firewall"]["ports"]:
+            if port["for"] != "mirror" or not port["networks"]:
+                continue
+            networks = [ip_network(network, strict=False) for network in port["networks"]]
+            for host, other in plans.items():
+                own = _address(addresses[host])
+                if own is None or host == mirror or not other["releases"] or any(own in one for one in networks):
+                    continue
+                what = f"do not hold {own}, by which {host} is reached: {mirror} would not let it fetch anything"
+                remedy = "Add its network, unless it reaches the mirror from another address."
+                yield (
+                    host,
+                    {**problem("vllm_mirror_networks", what, remedy), "source": f"ansible_host of {host}"},
+                )
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None  # a name: only the network itself knows

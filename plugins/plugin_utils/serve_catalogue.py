@@ -644,6 +644,11 @@ _STABLE_SHARE = 0.95
 _LONG_CONTEXT = 131072
 
 
+def unknown_flags(version: str, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that are no argument of this version."""
+    return [name for name in names if name not in _names(version)] if serve_catalogue(version) is not None else []
+
+
 def unknown_environment(version: str, names: Sequence[str]) -> list[str]:
     """Those of ``names`` that begin like vLLM's own environment variables and are none of this version's."""
     known = serve_catalogue(version)

@@ -890,6 +890,27 @@ BAD = [
         "vllm_group_overrides.serve",
         "set single entries",
     ),
+    (
+        "null for an argument misspelt in a group's overrides",
+        GPU,
+        {"vllm_group_overrides": {"serve": {"enable-expert-paralel": None}}},
+        "vllm_group_overrides.serve.enable-expert-paralel",
+        "did you mean enable-expert-parallel",
+    ),
+    (
+        "null for an argument with underscores",
+        TINY,
+        instance(serve={"max_model_len": None}),
+        "vllm_instances.glm.serve.max_model_len",
+        "max-model-len",
+    ),
+    (
+        "null for a variable of vLLM's that is misspelt",
+        TINY,
+        {"vllm_host_overrides": {"environment": {"VLLM_CPU_KVCACHE_SPAC": None}}},
+        "vllm_host_overrides.environment.VLLM_CPU_KVCACHE_SPAC",
+        "VLLM_CPU_KVCACHE_SPACE",
+    ),
     ("null profile", TINY, instance(profile=None), "vllm_instances.glm.profile", "missing"),
 ]
 

@@ -221,6 +221,27 @@ def test_a_mirror_host_needs_bundle_and_networks(missing: str) -> None:
     assert [found["where"] for found in plan(MIRROR, ("mirror",), **{missing: ...})["problems"]] == [missing]
 
 
+@pytest.mark.parametrize(
+    ("url", "port", "differs"),
+    [
+        ("http://m", 80, False),
+        ("http://m/x", 8080, True),
+        ("http://m:8080", 8080, False),
+        ("http://m:8080", 80, True),
+        ("https://m", 443, False),
+    ],
+)
+def test_hosts_ask_the_port_that_the_mirror_serves_on(url: str, port: int, differs: bool) -> None:
+    made = plan({**TINY, **MIRROR}, ("mirror",), vllm_mirror_url=url, wheel_mirror_port=port)
+    assert [one["where"] for one in made["warnings"]] == ["vllm_mirror_url"] * differs
+
+
+def test_null_for_what_is_known_and_not_set_is_right() -> None:
+    """In a group's overrides it takes out of one profile what another has not."""
+    nothing = {"serve": {"enable-expert-parallel": None}, "environment": {"VLLM_LOGGING_LEVEL": None, "OTHER": None}}
+    assert plan(vllm_group_overrides=nothing)["problems"] == []
+
+
 def test_networks_are_merged_and_an_empty_list_closes_the_port() -> None:
     made = plan(vllm_client_networks=["10.0.1.0/24", "10.0.0.0/24", "fd00::1/128"])
     assert made["firewall"]["ports"][0]["networks"] == ["10.0.0.0/23", "fd00::1"]

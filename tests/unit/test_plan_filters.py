@@ -77,6 +77,54 @@ def test_the_plans_of_all_hosts_with_templates_evaluated(hostvars: HostVars) -> 
     assert is_plain(made)
 
 
+def composed(tmp_path: Path, inventory: str) -> dict[str, Any]:
+    """The plans of an inventory's hosts in the groups mirror, vllm and proxy."""
+    (tmp_path / "hosts.yml").write_text(inventory, encoding="utf-8")
+    loader = DataLoader()
+    manager = InventoryManager(loader=loader, sources=[str(tmp_path / "hosts.yml")])
+    found = HostVars(manager, VariableManager(loader=loader, inventory=manager), loader)
+    return plans.plans(found, [host.name for host in manager.get_hosts()])
+
+
+TWO = """
+all:
+  vars:
+    vllm_mirror_url: http://10.20.0.10
+    vllm_client_networks: [10.1.0.0/16]
+    vllm_release: 0.28.0-cpu
+    vllm_models: {tiny-qwen3: {directory: /srv/tiny}}
+    vllm_instances: {glm: {profile: tiny-cpu, port: 8000}}
+  children:
+    mirror: {hosts: {m1: {ansible_host: 10.20.0.10, wheel_mirror_bundle: /b, vllm_mirror_networks: [NETWORK]}}}
+    vllm: {hosts: {h1: {ansible_host: 10.20.0.11}, h2: {ansible_host: SECOND}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "wrong"),
+    [
+        ("10.20.0.12", []),
+        ("10.20.0.11", ["ansible_host of h2"]),
+        ("10.20.0.11, ansible_port: 2222", []),
+        ("10.20.0.11, ansible_ssh_common_args: -J other", []),
+        ("10.20.0.10", ["ansible_host of h2"]),
+        ("'{{ nowhere }}'", []),
+    ],
+)
+def test_two_hosts_of_one_address_are_one_machine(tmp_path: Path, second: str, wrong: list[str]) -> None:
+    made = composed(tmp_path, TWO.replace("NETWORK", "10.20.0.0/16").replace("SECOND", second))
+    assert [one["where"] for plan_ in made.values() for one in plan_["problems"]] == wrong
+
+
+@pytest.mark.parametrize(
+    ("network", "kept_out"), [("10.20.0.0/16", []), ("10.20.0.11", ["h2"]), ("fd00::/64", ["h1", "h2"])]
+)
+def test_a_mirror_that_hosts_cannot_reach_is_worth_a_look(tmp_path: Path, network: str, kept_out: list[str]) -> None:
+    made = composed(tmp_path, TWO.replace("NETWORK", f"'{network}'").replace("SECOND", "10.20.0.12"))
+    said = {host: [one["where"] for one in plan_["warnings"]] for host, plan_ in made.items()}
+    assert said == {"m1": [], **{host: ["vllm_mirror_networks"] * (host in kept_out) for host in ("h1", "h2")}}
+
+
 def test_what_cannot_be_evaluated_is_a_problem_and_others_variables_are_not_touched(hostvars: HostVars) -> None:
     [found] = plans.plans(hostvars, ["h2"])["h2"]["problems"]
     assert found["where"] == "vllm_release"
