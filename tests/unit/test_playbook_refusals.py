@@ -26,6 +26,22 @@ def test_teardown_removes_nothing_that_is_the_system_s() -> None:
     assert "no-such" not in done.stdout, "what else is wrong is no reason to keep a host as it is"
 
 
+@pytest.mark.parametrize(
+    ("playbook", "options", "said"),
+    [
+        ("plan", ["plan_compared=true"], "There is no plan_compared: write plan_compare."),
+        ("status", ["status_fial=true", "status_format=jsn"], "status_format is jsn: write table or json."),
+        ("doctor", ["doctor_fail_on=warn"], "write error or warning or never"),
+    ],
+)
+def test_an_option_that_is_none_is_refused(playbook: str, options: list[str], said: str) -> None:
+    given = [word for option in options for word in ("-e", option)]
+    done = ansible_playbook("-i", "inventory/example", f"playbooks/{playbook}.yml", *given)
+    assert done.returncode != 0
+    assert said in " ".join((done.stdout + done.stderr).split())
+    assert "UNREACHABLE" not in done.stdout
+
+
 def inventory(folder: Path, **groups: str) -> str:
     """An inventory with one host for each group."""
     children = {group: {"hosts": {host: {}}} for group, host in groups.items()}
