@@ -293,6 +293,7 @@ class _Composition:
         networks = self._networks(where, settings, origins, address)
         gpus = self._gpus(where, settings, release)
         served = settings.get("served_model_name") or model
+        origins.setdefault(("served_model_name",), origins.get(("model",), ""))
         self._check_served(where, settings, origins)
         serve = self._serve(where, settings.get("serve") or {}, origins, gpus, release)
         self._check_size(where, profile, serve, origins)
@@ -326,7 +327,7 @@ class _Composition:
             ("model", "model", ""),
             ("port", "port", ""),
             ("host", "host", "collection"),
-            ("served-model-name", "served_model_name", origins["model",]),
+            ("served-model-name", "served_model_name", ""),
         ):
             origins["serve", flag] = origins.get((key,), otherwise)
         origins["release",] = origins["release_id",] = chosen_from["release",]
@@ -1217,7 +1218,8 @@ class _Composition:
     def _ssh(self) -> dict[str, Any]:
         """Who may reach SSH once the firewall stands; port null is the one that the connection came in on."""
         name = "nftables_ssh_networks"
-        self.origins["firewall.ssh.networks"] = name if name in self.set else "default"
+        for path, variable in (("networks", name), ("port", "nftables_ssh_port")):
+            self.origins[f"firewall.ssh.{path}"] = variable if variable in self.set else "default"
         return {
             "port": self.value("nftables_ssh_port"),
             "networks": self._merged_networks(name, self.value(name)),

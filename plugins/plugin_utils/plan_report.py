@@ -86,13 +86,12 @@ def plan_rows(plan: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         named = f"firewall.{port['protocol']}.{port['port']}"
         rows.append((named, origins.get(named, ""), f"{port['for']}, from {networks}"))
     if ssh := plan["firewall"].get("ssh"):
-        networks = f"{ssh['port'] or 'the port of the connection'}, from {', '.join(ssh['networks']) or 'nobody'}"
-        rows.append(("firewall.ssh", origins.get("firewall.ssh.networks", ""), networks))
+        shown = {"port": ssh["port"] or "that of the connection", "networks": ", ".join(ssh["networks"]) or "nobody"}
+        rows.extend((f"firewall.ssh.{key}", origins[f"firewall.ssh.{key}"], str(value)) for key, value in shown.items())
     for instance in plan["instances"]:
         prefix = ("instances", instance["name"])
         for path, value in leaves({key: value for key, value in instance.items() if key != "name"}, prefix):
-            dotted = ".".join(path)
-            rows.append((dotted, origins.get(dotted, ""), _short(value)))
+            rows.append((".".join(path), _origin(origins, path), _short(value)))
     rows.extend(
         (f"{entry['for'].replace(' ', 's.', 1)}.{what_is_decided(entry)}", "facts", "left to the host's facts")
         for entry in plan["needs"].get("decide", ())

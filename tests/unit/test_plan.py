@@ -329,6 +329,10 @@ SITE = {
 }
 
 
+# Its model is served under the model's own name.
+UNNAMED = {"extends": "tiny-cpu", "served_model_name": None}
+
+
 @pytest.mark.parametrize(
     ("base", "groups", "changes"),
     [
@@ -336,6 +340,8 @@ SITE = {
         (TINY, ("vllm",), SITE),
         (TINY, ("vllm",), instance(networks=["10.1.0.0/16"], host="127.0.0.1")),
         (GPU, ("vllm",), {}),
+        (GPU, ("vllm",), {"vllm_group_overrides": {"serve": {"compilation-config": '{"mode": 3, "pass_config": {}}'}}}),
+        (TINY, ("vllm",), {"vllm_profiles": {"mine": UNNAMED}, **instance(profile="mine")}),
         (MIRROR, ("mirror",), {}),
         (TINY, ("proxy",), {"vllm_instances": ...}),
         ({**TINY, **MIRROR}, ("vllm", "mirror", "proxy"), {}),
@@ -350,8 +356,9 @@ def test_every_row_of_the_table_says_where_it_comes_from(base: dict, groups: tup
 
 
 def test_origins_of_what_is_no_setting_of_an_instance() -> None:
-    origins = {row[0]: row[1] for row in plan_rows(plan(TINY, ("vllm",), **SITE))}
+    origins = {row[0]: row[1] for row in plan_rows(plan(TINY, ("vllm",), **SITE, nftables_ssh_port=2222))}
     assert origins["roles"] == "groups vllm"
+    assert (origins["firewall.ssh.port"], origins["firewall.ssh.networks"]) == ("nftables_ssh_port", "default")
     assert origins["service.user"] == "vllm_service_user"
     assert origins["service.group"] == "default"
     assert origins["paths.models"] == "from hf_cache_root"
