@@ -45,7 +45,7 @@ def host_lock(purpose: str, wait_s: float = 30.0, path: Path = LOCK_PATH) -> Ite
         note = {
             "pid": os.getpid(),
             "purpose": purpose,
-            "from": os.environ.get("SSH_CONNECTION", "").split(" ")[0] or "this host",
+            "from": _started_from() or "this host",
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         }
         os.ftruncate(descriptor, 0)
@@ -53,6 +53,25 @@ def host_lock(purpose: str, wait_s: float = 30.0, path: Path = LOCK_PATH) -> Ite
         yield
     finally:
         os.close(descriptor)
+
+
+def _started_from() -> str:
+    """The address of the SSH client that this process comes from, empty where there is none.
+
+    sudo takes the variable away; a process above it has it still.
+    """
+    process = os.getpid()
+    while process > 1:
+        try:
+            variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            status = Path(f"/proc/{process}/stat").read_bytes()
+        except OSError:
+            break
+        for variable in variables:
+            if variable.startswith(b"SSH_CONNECTION="):
+                return variable.partition(b"=")[2].split(b" ")[0].decode()
+        process = int(status.rpartition(b")")[2].split()[1])
+    return ""
 
 
 def _held_by(path: Path) -> str:

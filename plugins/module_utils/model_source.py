@@ -106,8 +106,7 @@ def stage(
     Raises:
         ModelError: every problem found; the staged model is as it was before then.
     """
-    check_name(name)
-    _check_source(name, source)
+    check_source(name, source)
     place = Path(bundle, "models", name)
     scratch = Path(work or Path(bundle, ".work"), "models", name)
     scratch.mkdir(parents=True, exist_ok=True)
@@ -169,7 +168,13 @@ def stage(
     )
 
 
-def _check_source(name: str, source: Mapping[str, Any]) -> None:
+def check_source(name: str, source: Mapping[str, Any]) -> None:
+    """What is wrong with a source can be seen before anything is fetched.
+
+    Raises:
+        ModelError: the name or the source is none, or its directory is not there.
+    """
+    check_name(name)
     kinds = [kind for kind in _KEYS if source.get(kind)]
     if len(kinds) != 1:
         raise ModelError(f"Model {name}: its source is either `directory` or `repository`; given: {', '.join(source)}.")
@@ -178,6 +183,8 @@ def _check_source(name: str, source: Mapping[str, Any]) -> None:
         raise ModelError(f"Model {name}: its source has unknown keys {', '.join(unknown)}; known are {known}.")
     if "repository" in kinds and not _REPOSITORY.fullmatch(str(source["repository"])):
         raise ModelError(f"Model {name}: the repository is {source['repository']!r}, it must be organisation/name.")
+    if "directory" in kinds:
+        LocalDirectory(name, Path(source["directory"])).listing()
 
 
 def _filtered(listing: dict[str, Origin], source: Mapping[str, Any]) -> dict[str, Origin]:
@@ -405,7 +412,9 @@ class LocalDirectory:
 
     def listing(self) -> dict[str, Origin]:
         if not self.directory.is_dir():
-            raise ModelError(f"Model {self.name}: {self.directory} is no directory on this machine.")
+            raise ModelError(
+                f"Model {self.name}: {self.directory} is no directory on this machine. Correct vllm_models, or put it there."
+            )
         found: dict[str, Origin] = {}
         broken = []
         for folder, _unused, files in os.walk(self.directory, followlinks=True):

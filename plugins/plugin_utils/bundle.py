@@ -31,7 +31,7 @@ from ..module_utils.bundle_manifest import (
 )
 from ..module_utils.download import DownloadError, download
 from ..module_utils.model_manifest import ModelError, check_name, parse_manifest, readable_size
-from ..module_utils.model_source import stage
+from ..module_utils.model_source import check_source, stage
 from .lock import LockError, parse_lock
 from .package_sources import Answer, IndexFile, PackageSources, PipConfiguration, SourceError, pip_configuration
 from .release_definition import DEFAULT_SOURCE, Release, ReleaseError
@@ -606,18 +606,27 @@ def _check_models(models: Sequence[Mapping[str, Any]]) -> list[Problem]:
     seen: set[str] = set()
     for model in models:
         name = str(model.get("name", ""))
+        source = model.get("source")
         try:
-            check_name(name)
+            if isinstance(source, Mapping) and (source.get("directory") or source.get("repository")):
+                check_source(name, _told(source))
+            else:
+                check_name(name)
         except ModelError as error:
             problems.append(Problem(str(error), ""))
         if name in seen:
             problems.append(Problem(f"model {name} is listed twice", "Keep one of the entries."))
-        if not isinstance(model.get("source"), Mapping):
+        if not isinstance(source, Mapping):
             problems.append(
                 Problem(f"model {name} has no source", "Give it a directory, or a repository and its revision.")
             )
         seen.add(name)
     return problems
+
+
+def _told(source: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's entry says of where it comes from."""
+    return {key: value for key, value in source.items() if value is not None and key != "manifest_sha256"}
 
 
 def _staged(request: BundleRequest) -> list[Mapping[str, Any]]:
@@ -640,8 +649,7 @@ def _stage_models(request: BundleRequest, result: BundleResult, progress: Progre
     problems = []
     for model in _staged(request):
         name = str(model["name"])
-        source = {key: value for key, value in model["source"].items() if value is not None}
-        pinned = source.pop("manifest_sha256", None)
+        source, pinned = _told(model["source"]), model["source"].get("manifest_sha256")
         if (aside / name).is_dir() and not (root / "models" / name).exists():
             (root / "models").mkdir(exist_ok=True)
             os.replace(aside / name, root / "models" / name)
@@ -758,5 +766,5 @@ def report(problems: Sequence[Problem]) -> str:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         place = f" (source {source})" if source and source != DEFAULT_SOURCE else ""
         subject = f"{shown}{place}: " if shown else ""
-        lines.append(f"{subject}{what}. {remedy}".strip())
+        lines.append(f"{subject}{what}. {remedy}" if remedy else f"{subject}{what}")
     return "\n".join(lines)

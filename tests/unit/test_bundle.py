@@ -460,6 +460,17 @@ def test_interpreter_archives_are_checked_and_carried(site, tmp_path):
     assert not site.build(interpreters=[right]).changed, "once it is in the bundle the original is not needed"
 
 
+def test_a_model_that_is_not_there_is_said_before_anything_is_fetched(site):
+    entries = [{"name": name, "source": {"directory": f"/nowhere/{name}"}} for name in ("a", "b")]
+    with pytest.raises(BundleError) as error:
+        site.build(models=entries)
+    assert str(error.value).splitlines() == [
+        f"Model {name}: /nowhere/{name} is no directory on this machine. Correct vllm_models, or put it there."
+        for name in ("a", "b")
+    ]
+    assert not (site.bundle / "wheels").exists()
+
+
 def test_models_are_part_of_the_bundle_and_set_aside_when_unwanted(site, tmp_path):
     model = tmp_path / "tiny"
     subprocess.run([sys.executable, "tests/lab/make_tiny_model.py", str(model)], check=True, capture_output=True)

@@ -52,3 +52,10 @@ def test_it_is_free_again_after_the_block(tmp_path):
     for attempt in range(2):
         with lock.host_lock(f"run {attempt}", wait_s=0, path=tmp_path / "lock"):
             pass
+
+
+def test_who_started_it_is_known_below_sudo_which_takes_the_variable_away():
+    ask = "from ansible_collections.onprem.vllm.plugins.module_utils import host_lock; print(host_lock._started_from())"
+    env = {**os.environ, "PYTHONPATH": ".collections", "SSH_CONNECTION": "10.0.0.7 50000 10.0.0.9 22"}
+    below = ["sh", "-c", 'env --unset=SSH_CONNECTION "$0" -c "$1"; true', sys.executable, ask]
+    assert subprocess.run(below, check=True, capture_output=True, text=True, env=env).stdout == "10.0.0.7\n"
