@@ -413,7 +413,7 @@ class LocalDirectory:
     def listing(self) -> dict[str, Origin]:
         if not self.directory.is_dir():
             raise ModelError(
-                f"Model {self.name}: {self.directory} is no directory on this machine. Correct vllm_models, or put it there."
+                f"Model {self.name}: {self.directory} is no directory here. Correct vllm_models, or put it there."
             )
         found: dict[str, Origin] = {}
         broken = []

@@ -465,7 +465,7 @@ def test_a_model_that_is_not_there_is_said_before_anything_is_fetched(site):
     with pytest.raises(BundleError) as error:
         site.build(models=entries)
     assert str(error.value).splitlines() == [
-        f"Model {name}: /nowhere/{name} is no directory on this machine. Correct vllm_models, or put it there."
+        f"Model {name}: /nowhere/{name} is no directory here. Correct vllm_models, or put it there."
         for name in ("a", "b")
     ]
     assert not (site.bundle / "wheels").exists()
