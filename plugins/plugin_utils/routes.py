@@ -83,6 +83,16 @@ def compose_routes(
                     f"Give them the same {API_KEY}.",
                 )
             )
+    named: dict[str, str] = {}
+    for server in (server for model in models.values() for server in model["servers"]):
+        if (other := named.setdefault(server["name"], server["host"])) != server["host"]:
+            problems.append(
+                problem(
+                    f"{server['host']}: vllm_instances",
+                    f"an instance is {server['name']} in the routes, and so is one of {other}: drained, both would be",
+                    "Rename one of the instances.",
+                )
+            )
     if proxies and not models and not any(plan["problems"] for plan in plans.values()):
         problems.append(problem("vllm_instances", "no host has any: the proxy would serve nothing", "Define some."))
     return {

@@ -63,6 +63,23 @@ def test_one_name_leads_to_all_instances_that_serve_it():
     assert (lone["name"], [one["host"] for one in lone["servers"]]) == ("org/Other", ["gpu3"])
 
 
+def test_two_instances_of_one_name_in_the_routes_are_refused():
+    def named(name: str) -> dict[str, Any]:
+        return variables(
+            vllm_instances={name: {"profile": "tiny-cpu", "model": "tiny", "port": 8000}},
+            vllm_secrets={name: {"VLLM_API_KEY": KEY}},
+        )
+
+    found = routed({"gpu2": named("a-b"), "gpu2-a": named("b")})
+    assert problems(found) == [
+        (
+            "gpu2-a: vllm_instances",
+            "an instance is gpu2-a-b in the routes, and so is one of gpu2: drained, both would be",
+        )
+    ]
+    assert routed({"gpu2": named("a-b"), "gpu2-a": named("c")})["problems"] == []
+
+
 def test_no_key_is_in_the_routes_and_all_are_in_the_keys():
     given = {"gpu1": variables()}
     assert KEY not in json.dumps(routed(given))
