@@ -55,9 +55,9 @@ def chat(**more: object) -> None:
     ask("/v1/chat/completions", {"messages": [message], "max_tokens": 8, **more})
 
 
-def burst() -> None:
+def burst(**more: object) -> None:
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _number: completion(), range(8)))
+        list(pool.map(lambda _number: completion(**more), range(8)))
 
 
 KINDS: dict[str, Callable[[], None]] = {
@@ -71,6 +71,10 @@ KINDS: dict[str, Callable[[], None]] = {
     "streamed chat": lambda: chat(stream=True),
     "900 tokens": lambda: completion(900),
     "eight at once": burst,
+    "eight with top-k at once": lambda: burst(temperature=1, top_k=20, top_p=1),
+    "eight with top-p at once": lambda: burst(temperature=1, top_k=0, top_p=0.9),
+    "eight with both at once": lambda: burst(temperature=1, top_k=20, top_p=0.9),
+    "eight structured at once": lambda: burst(response_format={"type": "json_object"}, ignore_eos=False),
 }
 
 
