@@ -23,18 +23,24 @@ GIB = 2**30
 # reference node (8 GPUs of 95 GiB, 256K context), the one figure there is.
 GRAPHS_GIB = 0.71
 GRAPHS_OF_SEVERAL_GPUS_GIB = (0.95 - 0.9124) * 95
-# CUDA's libraries and NCCL after the start, which profiling takes off too: likewise; 0.22 to 0.24 in the other runs.
+# CUDA's libraries after the start, which profiling takes off too: likewise; 0.22 to 0.24 in the other runs. With NCCL
+# and the buffers of all-reduce: Qwen3 30B-A3B on two H200; 0.54 with Qwen3 8B. Data-parallel ranks had 0.14.
 LIBRARIES_GIB = 0.25
+LIBRARIES_OF_SEVERAL_GPUS_GIB = 0.58
 # cuBLAS's workspace on Hopper and later, of PyTorch's allocator (torch/cuda, CUBLAS_WORKSPACE_CONFIG).
 CUBLAS_BYTES = 32 * 2**20
-# Outside vLLM's budget: CUDA context (0.5 on an H200), graphs that are not taken off (0.5 to 1.0 there), NCCL. Of 96 GB
-# 0.98 leaves 1.9 GiB and ran out, 0.95 leaves 4.8 and did not; 0.93 of an L40S leaves 3.1 and does not.
+# Outside vLLM's budget: CUDA context (0.5 on an H200, 1.5 to 2.0 with NCCL on two), graphs that are not taken off (0.5
+# to 1.0 there). Of 96 GB 0.98 leaves 1.9 GiB and ran out, 0.95 leaves 4.8 and did not; 0.93 of an L40S leaves 3.1 and
+# does not.
 OUTSIDE_GIB = 2.5
 # vLLM's defaults where nothing is set: EngineArgs, and get_batch_defaults for its API server: sequences and tokens of a
 # batch on GPUs from 70 GiB on (but for the A100, which gets the smaller), and on others.
 UTILISATION = 0.92
 LARGE_GPU_GIB = 70
 LARGE_BATCH, SMALL_BATCH = (1024, 8192), (256, 2048)
+# Rows of the buffer in which top-k and top-p are found, one for each multiprocessor of a Hopper GPU, no more than there
+# are sequences (apply_top_k_top_p_triton); other GPUs have 108 to 188 of them.
+SAMPLER_ROWS = 132
 # Tokens of a block of the KV cache (CacheConfig.DEFAULT_BLOCK_SIZE); sparse MLA takes 64, which changes no sum here.
 BLOCK = 16
 # What the estimate is not sure of, as a share of a GPU's memory: below it the verdict is `tight`.
@@ -47,7 +53,7 @@ _LARGEST = 1e15
 _NUMBERS = (
     *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "sliding_window"),
     *("kv_lora_rank", "qk_rope_head_dim", "index_topk", "index_head_dim", "vocab_size", "intermediate_size"),
-    *("qk_nope_head_dim", "v_head_dim", "top_k_experts"),
+    *("qk_nope_head_dim", "v_head_dim", "top_k_experts", "partial_rotary_factor"),
     *("moe_intermediate_size", "num_experts_per_tok", "max_position_embeddings", "full_attention_interval"),
     *("num_experts", "n_routed_experts", "num_local_experts", "first_k_dense_replace", "decoder_sparse_step"),
     *("num_global_key_value_heads", "global_head_dim", "num_kv_shared_layers", "linear_num_key_heads"),
@@ -94,6 +100,7 @@ class Serving:
         redundant: experts that are there twice, for balance among the ranks (EPLB).
         offload_gib: weights per GPU kept in the host's memory.
         states: states that a sequence of a hybrid model has at a time.
+        guessed: tokens that are speculated at a time.
     """
 
     length: int
@@ -110,6 +117,7 @@ class Serving:
     quantization: str = "None"
     offload_gib: float = 0.0
     states: int = 2
+    guessed: int = 0
 
 
 def serving_of(serve: Mapping[str, Any], model: Model, gpu_gib: float | None = None) -> Serving:
@@ -129,6 +137,7 @@ def serving_of(serve: Mapping[str, Any], model: Model, gpu_gib: float | None = N
 
     longest = model.text.get("max_position_embeddings") or 4096
     length = number("max-model-len", longest)
+    guessed = _guessed(serve.get("speculative-config"))
     return Serving(
         length=length,
         utilisation=min(real("gpu-memory-utilization", UTILISATION), 1.0),
@@ -145,7 +154,8 @@ def serving_of(serve: Mapping[str, Any], model: Model, gpu_gib: float | None = N
         offload_gib=real("cpu-offload-gb", 0.0),
         # MambaSpec.max_memory_usage_bytes: with prefix caching (mode align) two, and one per speculated token. Its
         # default for hybrid models is off in 0.25 and on in 0.28.
-        states=(1 if serve.get("enable-prefix-caching") is False else 2) + _guessed(serve.get("speculative-config")),
+        states=(1 if serve.get("enable-prefix-caching") is False else 2) + guessed,
+        guessed=guessed,
     )
 
 
@@ -261,7 +271,7 @@ def demand(model: Model, serving: Serving, draft: Model | None = None) -> Demand
     return Demand(
         weights=max(weights_per_gpu(model, serving) - serving.offload_gib * GIB, 0.0),
         draft=draft_weights,
-        activations=activations(model, serving) + LIBRARIES_GIB * GIB,
+        activations=activations(model, serving) + libraries(serving),
         graphs=graphs(model, serving),
         token=sum(group.layers * group.token for group in groups) / serving.pipeline,
         sequence=sum(group.layers * group.fixed for group in groups) / serving.pipeline,
@@ -387,19 +397,54 @@ def weights_per_gpu(model: Model, serving: Serving) -> float:
 
     Tensor and pipeline parallelism divide all of it. Experts are spread over the data-parallel ranks as well, with or
     without expert parallelism (FusedMoEParallelConfig.make in vllm/model_executor/layers/fused_moe/config.py); all else
-    is there once for each rank. Quantised at load (``--quantization fp8``) the embeddings stay as they are.
+    is there once for each rank. Quantised at load (``--quantization fp8``) the embeddings stay as they are, and so does
+    a vision tower of widths that 64 does not divide. Rotary tables are in no checkpoint.
     """
     total = float(model.weight_bytes or 0)
     text = model.text
     if serving.quantization in _WEIGHT_BYTES and not model.quantisation:
         tables = 1 if text.get("tie_word_embeddings", model.config.get("tie_word_embeddings")) else 2
-        embeddings = tables * int(text.get("vocab_size") or 0) * int(text.get("hidden_size") or 0) * model_bytes(model)
+        kept = tables * int(text.get("vocab_size") or 0) * int(text.get("hidden_size") or 0) * model_bytes(model)
+        kept += _tower_that_stays(model)
         of_each = _WEIGHT_BYTES[serving.quantization] / model_bytes(model)
-        total = embeddings + max(total - embeddings, 0) * of_each
+        total = kept + max(total - kept, 0) * of_each
     count, each = experts(model, serving.quantization)
     spread = min(count * each, total)
     copies = (count + serving.redundant) / count if count else 1
-    return (total - spread + spread * copies / serving.data) / (serving.tensor * serving.pipeline)
+    return (total - spread + spread * copies / serving.data) / (serving.tensor * serving.pipeline) + _rotary_tables(
+        model
+    )
+
+
+def _tower_that_stays(model: Model) -> float:
+    """Bytes of a vision tower that ``--quantization`` leaves alone: Gemma4ForConditionalGeneration.__init__ of 0.25."""
+    tower = model.config.get("vision_config")
+    if "Gemma4ForConditionalGeneration" not in model.architectures or not isinstance(tower, Mapping):
+        return 0.0
+    hidden, inner, layers = (
+        size(tower.get(key)) or 0 for key in ("hidden_size", "intermediate_size", "num_hidden_layers")
+    )
+    if hidden % 64 == 0 and inner % 64 == 0:
+        return 0.0
+    return float(layers * (4 * hidden * hidden + 3 * hidden * inner) * model_bytes(model))
+
+
+def _rotary_tables(model: Model) -> float:
+    """Bytes of the sines and cosines of all positions, one table for each kind of attention, on every GPU.
+
+    Source: RotaryEmbedding._compute_cos_sin_cache in vllm/model_executor/layers/rotary_embedding/base.py.
+    """
+    text, kinds = model.text, layer_kinds(model)
+    width = text.get("head_dim") or (text.get("hidden_size") or 0) // (text.get("num_attention_heads") or 1)
+    turned = text.get("qk_rope_head_dim") if kinds["mla"] else _global(text, "global_head_dim", width)
+    widths = [int(turned or 0), *([int(width)] if kinds["sliding"] and kinds["full"] else [])]
+    share = text.get("partial_rotary_factor") or 1
+    return float((text.get("max_position_embeddings") or 0) * sum(widths) * share * model_bytes(model))
+
+
+def libraries(serving: Serving) -> float:
+    """Bytes that CUDA's libraries take after the start."""
+    return (LIBRARIES_GIB if serving.tensor == 1 else LIBRARIES_OF_SEVERAL_GPUS_GIB) * GIB
 
 
 def experts(model: Model, quantization: str = "None") -> tuple[int, float]:
@@ -419,7 +464,8 @@ def activations(model: Model, serving: Serving) -> float:
     The largest counts of what is there one after another: a layer, MLA's stand-in for a long prefill
     (MLAAttention.forward_impl), sampling (TopKTopPSampler.forward_native), and while graphs are compiled the
     benchmark of the kernel that reads the embeddings (inductor's benchmark_combo_kernel, with a table of its own).
-    Workspaces of experts stay (TritonExperts.workspace_shapes, of the unquantised kernels).
+    Workspaces of experts stay (TritonExperts.workspace_shapes, of the unquantised kernels); where experts are spread
+    over data-parallel ranks, each computes for the tokens of all (AgRsAll2AllManager.dispatch gathers them).
     """
     text, one = model.text, model_bytes(model)
     hidden, words = int(text.get("hidden_size") or 0), int(text.get("vocab_size") or 0)
@@ -430,14 +476,17 @@ def activations(model: Model, serving: Serving) -> float:
         visited = int(text.get("num_experts_per_tok") or text.get("top_k_experts") or 1)
         wide = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0)
         wide //= 1 if serving.expert else serving.tensor
-        workspace = batch * visited * (max(wide, hidden) + max(2 * wide, hidden))
+        workspace = batch * serving.data * visited * (max(wide, hidden) + max(2 * wide, hidden))
     # Input, residual, attention's and the layer's output; of a feed-forward its two halves and their product, of a GDN
     # layer its projection, that one in order, and what is normed.
     inner = dense
     if is_gdn(text):
         inner = max(inner, 2 * sum(_gdn_widths(text)))
     layer = batch * (4 * hidden + 3 * inner / serving.tensor)
-    peaks = [layer, serving.sequences * words * _sampled_bytes(model) + batch * hidden]
+    sampled = serving.sequences * _sampled_bytes(model, serving)
+    if _runner_1(model):
+        sampled += min(SAMPLER_ROWS, serving.sequences) * 4
+    peaks = [layer, sampled * words + batch * hidden]
     if text.get("kv_lora_rank"):
         tokens = min(max(8 * serving.length, 4 * serving.sequences * BLOCK), 64 * 1024)
         heads = _share(int(text.get("num_attention_heads") or 1), serving.tensor)
@@ -448,9 +497,16 @@ def activations(model: Model, serving: Serving) -> float:
     return CUBLAS_BYTES + workspace + max(peaks)
 
 
-def _sampled_bytes(model: Model) -> int:
-    """Bytes per word and sequence: logits in 16 and 32 bits, in runner 1 also their probabilities and random draws."""
-    return 14 if _runner_1(model) else 6
+def _sampled_bytes(model: Model, serving: Serving) -> int:
+    """Bytes per word and sequence: logits in 16 and 32 bits, in runner 1 also their probabilities and random draws.
+
+    With speculation its profiling ends in the rejection sampler (RejectionSampler.forward, sample_recovered_tokens):
+    logits in 16 bits of a drafted token and of the one behind it, and again of the latter; in 32 bits the latter's, the
+    drafted one's twice, its probabilities, draws, and their reciprocals.
+    """
+    if not _runner_1(model):
+        return 6
+    return 2 * 2 + 2 + 6 * 4 if serving.guessed else 14
 
 
 # Experts or not, vLLM 0.25 runs these with its runner 2 (DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES in vllm/config/vllm.py).
@@ -467,7 +523,11 @@ def graphs(model: Model, serving: Serving) -> float:
     """Bytes of CUDA graphs that come off the KV cache: runner 2 leaves them outside of the budget."""
     if serving.eager or not _runner_1(model):
         return 0.0
-    return (GRAPHS_GIB if serving.tensor == 1 else GRAPHS_OF_SEVERAL_GPUS_GIB) * GIB
+    # Two GPUs of a tensor-parallel group add without NCCL (CustomAllreduce.__init__; more of them only over NVLink,
+    # which no plan knows): their graphs are those of one. 0.43 was logged on two H200, and 1.78 of data-parallel
+    # experts, whose tokens NCCL gathers.
+    over_nccl = serving.tensor > 2 or ("MoE" in model.families and serving.data > 1)
+    return (GRAPHS_OF_SEVERAL_GPUS_GIB if over_nccl else GRAPHS_GIB) * GIB
 
 
 # -- verdict ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,9 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.catalogue import shipp
 from ansible_collections.onprem.vllm.plugins.plugin_utils.memory_estimate import (
     GIB,
     GRAPHS_GIB,
+    GRAPHS_OF_SEVERAL_GPUS_GIB,
     LIBRARIES_GIB,
+    LIBRARIES_OF_SEVERAL_GPUS_GIB,
     OUTSIDE_GIB,
     demand,
     estimate,
@@ -28,7 +30,7 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.memory_estimate import
 from ansible_collections.onprem.vllm.plugins.plugin_utils.model_knowledge import Model, model_at, model_of
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
-# Measured on one H200, vLLM 0.25.0: weights at random, figures of its own log.
+# Measured on one H200 and on two, vLLM 0.25.0: weights at random, figures of its own log.
 H200 = json.loads((Path(__file__).parent / "fixtures/memory/h200-vllm-0.25.0.json").read_text(encoding="utf-8"))
 
 
@@ -104,51 +106,62 @@ def test_weights_are_divided_by_the_gpus_as_logged_for_llama_405b() -> None:
 # -- measured on an H200 ----------------------------------------------------------------------------------------------
 
 
-def measured(name: str) -> tuple[Model, dict[str, Any], dict[str, float]]:
+def measured(name: str) -> tuple[Model, Model | None, dict[str, Any], dict[str, float]]:
     run = H200["runs"][name]
     of = H200["models"][run["model"]]
-    return model_of(of["config"], of["weights"], ""), run["serve"], run["logged"]
+    draft = model_of({}, of["draft_weights"], "") if "draft_weights" in of else None
+    return model_of(of["config"], of["weights"], ""), draft, run["serve"], run["logged"]
 
 
 @pytest.mark.parametrize("name", sorted(H200["runs"]))
 def test_the_layout_of_the_kv_cache_is_the_one_that_vllm_logged(name: str) -> None:
-    model, serve, logged = measured(name)
+    model, draft, serve, logged = measured(name)
     serving = serving_of(serve, model)
-    held = kv_cache_tokens(logged["kv_cache"], demand(model, serving), serving.length)
+    held = kv_cache_tokens(logged["kv_cache"], demand(model, serving, draft), serving.length)
     assert held == pytest.approx(logged["tokens"], rel=0.0002)
 
 
-# The reserves for graphs and libraries are those of one model's runs; the runs of all others are held out.
+# The reserves for graphs and libraries are those of one model's runs, that for libraries of several GPUs is of another;
+# the runs of all others are held out.
 FITTED = {name for name, run in H200["runs"].items() if run["model"] == "qwen3-next-64e"}
+SEVERAL = "qwen3-30b-a3b-tp2"
 
 
 def test_the_reserves_are_the_largest_of_the_runs_that_they_are_taken_from() -> None:
     logged = [H200["runs"][name]["logged"] for name in FITTED]
     assert pytest.approx(max(run["graphs"] for run in logged) / GIB, abs=0.01) == GRAPHS_GIB
     assert pytest.approx(max(run["libraries"] for run in logged) / GIB, abs=0.01) == LIBRARIES_GIB
+    of_two = H200["runs"][SEVERAL]["logged"]["libraries"] / GIB
+    assert pytest.approx(of_two, abs=0.01) == LIBRARIES_OF_SEVERAL_GPUS_GIB
 
 
 @pytest.mark.parametrize("name", sorted(H200["runs"].keys() - FITTED))
 def test_what_is_left_for_the_kv_cache_is_what_vllm_logged(name: str) -> None:
-    model, serve, logged = measured(name)
+    model, draft, serve, logged = measured(name)
     gpu_gib = H200["gpu_memory_bytes"] / GIB
-    found = estimate(model, serve, gpu_gib)
-    assert found["kv_cache_gib"] == pytest.approx(logged["kv_cache"] / GIB, rel=0.02)
-    assert found["full_context_sequences"] * serve["max-model-len"] == pytest.approx(logged["tokens"], rel=0.02)
-    needed = demand(model, serving_of(serve, model))
-    # Weights: rotary tables and projections that are kept twice are not of the checkpoint.
-    assert needed.weights == pytest.approx(logged["weights"], rel=0.075)
+    found = estimate(model, serve, gpu_gib, draft)
+    needed = demand(model, serving_of(serve, model), draft)
+    # That reserve is what another node had with 8 GPUs: no more than that is known of it.
+    over_nccl = needed.graphs == GRAPHS_OF_SEVERAL_GPUS_GIB * GIB
+    kept_back = (needed.graphs - logged["graphs"]) / GIB if over_nccl else 0.0
+    assert found["kv_cache_gib"] + kept_back == pytest.approx(logged["kv_cache"] / GIB, rel=0.02)
+    sequences = found["full_context_sequences"] + kept_back / found["full_context_gib"]
+    assert sequences * serve["max-model-len"] == pytest.approx(logged["tokens"], rel=0.02)
+    # Weights: projections that are kept twice are not of the checkpoint.
+    assert needed.weights + needed.draft == pytest.approx(logged["weights"], rel=0.075)
     peak = logged["activations"] + logged["libraries"]
     assert needed.activations == pytest.approx(peak, rel=0.1)
-    assert needed.graphs == pytest.approx(logged["graphs"], abs=0.25 * GIB)
+    assert logged["graphs"] <= needed.graphs
+    assert over_nccl or needed.graphs == pytest.approx(logged["graphs"], abs=0.35 * GIB)
 
 
 def test_graphs_that_are_not_taken_off_find_room_outside_of_the_budget() -> None:
     """Runner 2 does not estimate its graphs: what it captured, with CUDA's context, must fit what is left free."""
     captured = [run["logged"]["captured_gib"] for run in H200["runs"].values() if "captured_gib" in run["logged"]]
     assert len(captured) > 4
-    context = 0.52
+    context, context_of_two = 0.52, 1.53
     assert context + max(captured) < OUTSIDE_GIB
+    assert context_of_two + H200["runs"]["qwen3-8b-tp2"]["logged"]["captured_gib"] < OUTSIDE_GIB
 
 
 def test_defaults_follow_the_size_of_the_gpu() -> None:
@@ -246,16 +259,17 @@ def test_experts_are_spread_over_the_data_parallel_ranks_and_nothing_else_is() -
     model = profile_model("glm-5.2-nvfp4-8gpu")
     count, each = experts(model)
     spread, rest = count * each / GIB, model.weight_bytes / GIB - count * each / GIB
+    turned = 1048576 * 64 * 2 / GIB  # the rotary table, on every GPU
     assert spread == pytest.approx(75 * 256 * 3 * 6144 * 2048 * 4.5 / 8 / GIB)
     for whole in (True, False):
         found = glm(tensor_parallel_size=1, data_parallel_size=8, enable_expert_parallel=whole)
-        assert found["weights_gib"] == pytest.approx(rest + spread / 8, abs=0.01)
+        assert found["weights_gib"] == pytest.approx(rest + spread / 8 + turned, abs=0.01)
         assert found["gpus"] == 8
     two = glm(tensor_parallel_size=4, data_parallel_size=2)
-    assert two["weights_gib"] == pytest.approx((rest + spread / 2) / 4, abs=0.01)
-    assert glm()["weights_gib"] == pytest.approx(416 / 8, abs=0.01)
+    assert two["weights_gib"] == pytest.approx((rest + spread / 2) / 4 + turned, abs=0.01)
+    assert glm()["weights_gib"] == pytest.approx(416 / 8 + turned, abs=0.01)
     balanced = glm(data_parallel_size=2, enable_eplb=True, eplb_config={"num_redundant_experts": 32})
-    assert balanced["weights_gib"] == pytest.approx((rest + spread * (288 / 256) / 2) / 8, abs=0.01)
+    assert balanced["weights_gib"] == pytest.approx((rest + spread * (288 / 256) / 2) / 8 + turned, abs=0.01)
 
 
 def test_rungs_stand_on_each_other_where_none_helps_alone() -> None:
