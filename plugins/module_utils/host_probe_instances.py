@@ -26,7 +26,7 @@ LINES_READ = 4000
 RUNS_READ = 2
 LONGEST_LINE = 400
 # What a host's facts may decide of an instance (plugin_utils/plan_facts.py): arguments and variables.
-DECIDED_ARGUMENTS = ("gdn-prefill-backend", "numa-bind-nodes")
+DECIDED_ARGUMENTS = ("gdn-prefill-backend", "numa-bind-nodes", "compilation-config")
 DECIDED_VARIABLES = ("VLLM_USE_FLASHINFER_SAMPLER",)
 # vLLM's own prefix of a line, in front of what a cause is known by.
 _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?((ERROR|WARNING|INFO|DEBUG) \d\d-\d\d [\d:.]+ \[[^]]*\] )?")

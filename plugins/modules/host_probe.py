@@ -158,7 +158,8 @@ host:
     current:
       description:
         - For each instance of O(environments) what its current generation has of the settings that facts may decide,
-          V(gdn-prefill-backend), V(numa-bind-nodes) and V(VLLM_USE_FLASHINFER_SAMPLER); null where it has none.
+          V(gdn-prefill-backend), V(numa-bind-nodes), V(compilation-config) and V(VLLM_USE_FLASHINFER_SAMPLER); null
+          where it has none.
       type: dict
     time:
       description: The V(host)'s clock and the one of V(control), seconds since 1970; whether it is V(synchronised).

@@ -404,8 +404,8 @@ def weights_per_gpu(model: Model, serving: Serving) -> float:
     text = model.text
     if serving.quantization in _WEIGHT_BYTES and not model.quantisation:
         tables = 1 if text.get("tie_word_embeddings", model.config.get("tie_word_embeddings")) else 2
-        kept = tables * int(text.get("vocab_size") or 0) * int(text.get("hidden_size") or 0) * model_bytes(model)
-        kept += _tower_that_stays(model)
+        embeddings = tables * int(text.get("vocab_size") or 0) * int(text.get("hidden_size") or 0) * model_bytes(model)
+        kept = embeddings + _tower_that_stays(model)
         of_each = _WEIGHT_BYTES[serving.quantization] / model_bytes(model)
         total = kept + max(total - kept, 0) * of_each
     count, each = experts(model, serving.quantization)

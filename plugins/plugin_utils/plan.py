@@ -33,7 +33,7 @@ from .plan_layers import Branch, Layer, Leaf, layer, leaves, merge_all, resolve
 from .plan_models import ModelShelf
 from .plan_origins import following, host_origins
 from .plan_proxy import proxy_part
-from .probes import PROBES, is_probe, probes_of, settings_without_toolchain
+from .probes import PROBES, is_probe, is_tensor_parallel, probes_of, settings_without_toolchain
 from .profile import Profile, load_profiles
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
 from .role_variables import Problem, checked, default_of, known_variables, misspelt, nearest, problem
@@ -274,9 +274,11 @@ class _Composition:
         asked = chosen.get("model") or self._designed(profile.name).get("model")
         about = profile.about if self._describes(profile, asked) else {**profile.about, "numbers": {}}
         family = self.shelf.families(str(asked), about)
-        off = settings_without_toolchain(family) if toolchain == "none" else {}
-        base = (self._base(name, release), layer(off, "toolchain none"))
         written = merge_all(profile.settings, decided, *upper)
+        alone, _unused = resolve(written)
+        several = is_tensor_parallel((alone or {}).get("serve") or {})
+        off = settings_without_toolchain(family, several) if toolchain == "none" else {}
+        base = (self._base(name, release), layer(off, "toolchain none"))
         settings, origins = resolve(merge_all(*base, written))
         self._check_removed(where, merge_all(*base, profile.settings, decided), upper, release)
         if release is not None and named is not None:
@@ -563,7 +565,12 @@ class _Composition:
     ) -> None:
         """Whether what a host without a toolchain needs is set, and nothing above it says otherwise."""
         for path, wanted in leaves(off):
-            if len(path) < 2 or (value := found[path[0]].get(path[1])) == wanted:
+            if len(path) < 2:
+                continue
+            value: Any = found
+            for step in path:
+                value = value.get(step) if isinstance(value, Mapping) else None
+            if value == wanted:
                 continue
             place = self._setting(where, path, origins)
             if not self._is_wrong(place):

@@ -15,7 +15,15 @@ from typing import Any
 from .catalogue import COLLECTION, read_yaml
 from .finding import Facts, Plan, used_devices
 from .plan_layers import Branch, Layer
-from .probes import GDN_BACKEND, SAMPLER, probes_without_toolchain
+from .probes import (
+    COMPILATION,
+    FUSED_ALL_REDUCE,
+    GDN_BACKEND,
+    SAMPLER,
+    is_tensor_parallel,
+    probes_without_toolchain,
+    without_fused_all_reduce,
+)
 from .serve_catalogue import serve_catalogue
 
 try:
@@ -121,13 +129,13 @@ def decisions(plan: Plan, facts: Facts) -> Iterator[tuple[Mapping[str, Any], Dec
         if entry["what"] == "prefill" and entry["for"] in without:
             continue  # a host that cannot compile has nothing left to choose from
         if entry["what"] == "toolchain":
-            decision = _toolchain(entry, instance["name"], facts)
+            decision = _toolchain(entry, instance, facts)
         else:
             devices, doubt = _devices(instance, (wanted.get(entry["for"]) or {}).get("count", 1), facts)
             decide = _prefill if entry["what"] == "prefill" else _numa
             decision = Decision(doubt=doubt) if doubt else decide(entry, devices, facts)
         if decision.doubt:
-            decision = replace(decision, settings=_kept(entry, instance["name"], facts))
+            decision = replace(decision, settings=_kept(entry, instance, facts))
         if entry["what"] == "toolchain" and decision.settings:
             without.add(entry["for"])
         yield entry, decision
@@ -140,17 +148,19 @@ def what_is_decided(entry: Mapping[str, Any]) -> str:
     ]
 
 
-def _toolchain(entry: Mapping[str, Any], name: str, facts: Facts) -> Decision:
+def _toolchain(entry: Mapping[str, Any], instance: Mapping[str, Any], facts: Facts) -> Decision:
     """A host without nvcc can compile none of FlashInfer's kernels. One that ran with a toolkit has lost it, which is a
     finding (toolkit-missing), no decision."""
     if facts.get("programs") is None:
         return Decision(doubt="what its unit would find on PATH is not known")
+    name = instance["name"]
     current, programs = _current(name, facts), facts["programs"].get(name)
     if programs is None or programs["nvcc"] is not None or (current is not None and current.get(SAMPLER) != "0"):
         return Decision()
     settings: dict[Setting, Any] = {_SAMPLER: "0"}
     if entry["gdn"]:
         settings[_PREFILL] = "triton"
+    settings |= _all_reduce(instance)
     return Decision(
         settings,
         "no nvcc",
@@ -231,12 +241,24 @@ def _current(name: str, facts: Facts) -> Mapping[str, Any] | None:
     return (facts.get("current") or {}).get(name)
 
 
-def _kept(entry: Mapping[str, Any], name: str, facts: Facts) -> dict[Setting, Any]:
+def _all_reduce(instance: Mapping[str, Any]) -> dict[Setting, Any]:
+    """What keeps several GPUs from FlashInfer's all-reduce, which is compiled at run time."""
+    if not is_tensor_parallel(instance["serve"]):
+        return {}
+    return {("serve", flag): value for flag, value in without_fused_all_reduce(instance["serve"]).items()}
+
+
+def _kept(entry: Mapping[str, Any], instance: Mapping[str, Any], facts: Facts) -> dict[Setting, Any]:
     """What the current generation has of what an entry would decide."""
-    current = _current(name, facts) or {}
+    current = _current(instance["name"], facts) or {}
     settings = {"toolchain": [_SAMPLER, *([_PREFILL] if entry.get("gdn") else [])], "prefill": [_PREFILL]}
     kept = {one: current[one[1]] for one in settings.get(entry["what"], [_NODES]) if current.get(one[1]) is not None}
-    return kept if entry["what"] != "toolchain" or kept.get(_SAMPLER) == "0" else {}
+    if entry["what"] != "toolchain":
+        return kept
+    # As it stands in serve.yaml; of the rest of that argument the plan knows better.
+    if f"{FUSED_ALL_REDUCE}: false" in str(current.get(COMPILATION)):
+        kept |= _all_reduce(instance)
+    return kept if kept.get(_SAMPLER) == "0" else {}
 
 
 def _without_toolkit(packages: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -28,6 +28,8 @@ SIGNATURE = re.compile(r"signature:[A-Za-z_][\w.]*\.[A-Za-z_]\w*:[A-Za-z_]\w*")
 
 SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 GDN_BACKEND = "gdn-prefill-backend"
+COMPILATION = "compilation-config"
+FUSED_ALL_REDUCE = "fuse_allreduce_rms"
 
 
 def is_probe(identifier: str) -> bool:
@@ -35,16 +37,36 @@ def is_probe(identifier: str) -> bool:
     return identifier in PROBES or SIGNATURE.fullmatch(identifier) is not None
 
 
-def settings_without_toolchain(family: Collection[str]) -> dict[str, dict[str, str]]:
+def settings_without_toolchain(family: Collection[str], tensor_parallel: bool) -> dict[str, dict[str, Any]]:
     """What keeps vLLM from FlashInfer's kernels that are compiled at run time.
 
     The sampler alone, or the GDN backend alone, still ends the engine on a host without ninja and nvcc (measured on
-    an H200 with 0.25.0): a model of the GDN family needs both.
+    an H200 with 0.25.0): a model of the GDN family needs both. With several GPUs on SM90 and SM10x all-reduce and norm
+    are one kernel of FlashInfer's (enable_allreduce_rms_fusion in vllm/config/vllm.py): on two H200 the engine ended
+    while it was profiled. Elsewhere that switch is off anyway.
     """
     return {
         "environment": {SAMPLER: "0"},
-        "serve": {GDN_BACKEND: "triton"} if "gdn" in family else {},
+        "serve": {
+            **({GDN_BACKEND: "triton"} if "gdn" in family else {}),
+            **(without_fused_all_reduce({}) if tensor_parallel else {}),
+        },
     }
+
+
+def is_tensor_parallel(serve: Mapping[str, Any]) -> bool:
+    """Whether an instance computes each layer on several GPUs."""
+    found = serve.get("tensor-parallel-size")
+    return isinstance(found, int) and found > 1
+
+
+def without_fused_all_reduce(serve: Mapping[str, Any]) -> dict[str, Any]:
+    """The argument that turns it off, with what is set beside it; nothing where it is set already, or in a text."""
+    config = serve.get(COMPILATION, {})
+    passes = config.get("pass_config", {}) if isinstance(config, Mapping) else None
+    if not isinstance(passes, Mapping) or FUSED_ALL_REDUCE in passes:
+        return {}
+    return {COMPILATION: {**config, "pass_config": {**passes, FUSED_ALL_REDUCE: False}}}
 
 
 def probes_of(

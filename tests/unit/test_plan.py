@@ -600,6 +600,27 @@ def test_a_host_without_a_toolchain_gets_both_switches_and_says_where_they_come_
     assert "g++" not in [package["name"] for package in made["packages"]]
 
 
+ALL_REDUCE = {"pass_config": {"fuse_allreduce_rms": False}}
+
+
+def test_several_gpus_without_a_toolchain_add_and_normalise_in_two_steps() -> None:
+    """FlashInfer's kernel for both is compiled at run time: two H200 without nvcc ended at profiling."""
+
+    def two(**serve: Any) -> dict[str, Any]:
+        settings = {"serve": {"tensor-parallel-size": 2, **serve}}
+        return plan({**GDN, "vllm_instances": {"glm": {"profile": "next", "port": 8000, **settings}}})
+
+    assert only(two())["serve"]["compilation-config"] == ALL_REDUCE
+    origin = two()["origins"]["instances.glm.serve.compilation-config.pass_config.fuse_allreduce_rms"]
+    assert origin == "toolchain none"
+    beside = two(**{"compilation-config": {"mode": 3}})
+    assert only(beside)["serve"]["compilation-config"] == {"mode": 3, **ALL_REDUCE}
+    assert "compilation-config" not in only(plan(GDN))["serve"]
+    against = two(**{"compilation-config": {"pass_config": {"fuse_allreduce_rms": True}}})
+    [said] = [one for one in against["problems"] if "fuse_allreduce_rms" in one["where"]]
+    assert "is True, and vllm_toolchain none needs False" in said["what"]
+
+
 def test_only_a_gdn_model_gets_its_backend() -> None:
     found = only(plan({**GDN, "vllm_profiles": {"next": {"accelerator": "cuda", "model": "glm-5.2-nvfp4"}}}))
     assert "gdn-prefill-backend" not in found["serve"]

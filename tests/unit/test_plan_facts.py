@@ -203,6 +203,33 @@ def test_a_toolkit_that_was_there_and_is_gone_changes_no_running_instance() -> N
     assert [one["id"] for one in compare(made, host)] == ["toolkit-missing"]
 
 
+def two_gpus(**serve: Any) -> dict[str, Any]:
+    profile = {**NEXT["vllm_profiles"]["next"], "serve": {"tensor-parallel-size": 2, "max-model-len": 32768, **serve}}
+    return plan(vllm_profiles={"next": {**profile, "hardware": {**profile["hardware"], "gpus": 2}}})
+
+
+@pytest.mark.parametrize("beside", [{}, {"mode": 3, "pass_config": {"fuse_norm_quant": True}}])
+def test_several_gpus_without_nvcc_do_without_flashinfer_s_all_reduce(beside: dict[str, Any]) -> None:
+    made = two_gpus(**({"compilation-config": beside} if beside else {}))
+    result = resolve(made, without_nvcc(gpu(made, "9.0", "9.0")))
+    wanted = {**beside, "pass_config": {**beside.get("pass_config", {}), "fuse_allreduce_rms": False}}
+    assert result["instances"][0]["serve"]["compilation-config"] == wanted
+    assert "compilation-config" not in resolve(made, gpu(made, "9.0", "9.0"))["instances"][0]["serve"] or beside
+    # The host cannot be looked at any more: what runs stays as it is.
+    ran = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "gdn-prefill-backend": "triton"}
+    host = gpu(made, "9.0", "9.0", programs=None, unknown={"programs": "no"}, current={"next": ran})
+    older = resolve(made, host)["instances"][0]["serve"]
+    assert older.get("compilation-config", {}) == beside
+    ran["compilation-config"] = "{pass_config: {fuse_allreduce_rms: false}}"
+    assert resolve(made, host)["instances"] == result["instances"]
+
+
+def test_what_is_set_about_the_all_reduce_is_left_alone() -> None:
+    made = two_gpus(**{"compilation-config": {"pass_config": {"fuse_allreduce_rms": True}}})
+    result = resolve(made, without_nvcc(gpu(made, "9.0", "9.0")))
+    assert result["instances"][0]["serve"]["compilation-config"] == {"pass_config": {"fuse_allreduce_rms": True}}
+
+
 GONE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no GPU": lambda f: f["gpu"].update(devices=[]),
     "driver": lambda f: f["gpu"].update(devices=[], error="nvidia-smi: no"),
