@@ -462,8 +462,18 @@ class Lab:
         self.failures([host], lines)
 
     def changes(self, host: str) -> None:
-        """Print what a host's file system has changed (C), added (A) or deleted (D) since it was made."""
-        print(_output(self.machine.podman("diff", self.container(self.known(host)))), end="")
+        """Print what differs on a host from its image: changed (C), added (A) or deleted (D); times do not count."""
+        name = self.container(self.known(host))
+        image = _output(self.machine.podman("inspect", "--format", "{{.Image}}", name)).strip()
+        before = _output(self.machine.podman("image", "mount", image)).strip()
+        try:
+            now = _output(self.machine.podman("mount", name)).strip()
+            for line in _output(self.machine.podman("diff", name)).splitlines():
+                kind, path = line.split(" ", 1)
+                if kind != "C" or _seen(Path(before + path)) != _seen(Path(now + path)):
+                    print(line)
+        finally:
+            _output(self.machine.podman("image", "unmount", image))
 
     def failures(self, hosts: list[str], lines: int) -> None:
         """Print the end of each failed unit's journal; nothing where none failed or the lab is not up."""
@@ -570,6 +580,13 @@ def _output(command: list[str]) -> str:
 def _become(command: list[str]) -> None:
     sys.stdout.flush()
     os.execvp(command[0], command)
+
+
+def _seen(path: Path) -> tuple[int, int, int, bytes]:
+    """What a file is: mode, owner and content; of a directory its entries are files of their own."""
+    status = path.lstat()
+    content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+    return status.st_mode, status.st_uid, status.st_gid, content
 
 
 def parser() -> argparse.ArgumentParser:

@@ -57,6 +57,24 @@ def counted_from_zero():
     lab("sink", "--reset")
 
 
+def test_what_differs_from_the_image_is_told_and_what_was_made_anew_the_same_is_not():
+    alter = """
+    cp -p /etc/debian_version /root/a && mv /root/a /etc/debian_version
+    touch /etc/issue
+    ln -sfn "$(readlink /etc/localtime)" /etc/localtime
+    chmod o-r /etc/issue.net
+    echo more >> /etc/bash.bashrc
+    echo new > /etc/new
+    rm /etc/rmt
+    mkdir /etc/came && rmdir /etc/came
+    """
+    lab("exec", "b", "sh", "-ec", alter)
+    here = [line for line in lab("changes", "b").splitlines() if " /etc/" in line]
+    assert {"C /etc/issue.net", "C /etc/bash.bashrc", "A /etc/new", "D /etc/rmt"} <= {*here}
+    for same in ("/etc/debian_version", "/etc/issue", "/etc/localtime", "/etc/came"):
+        assert not [line for line in here if line.endswith(f" {same}")]
+
+
 def test_hosts_run_systemd_and_an_ordinary_ssh_reaches_them():
     lab("status")
     for host in ["a", "b"]:
