@@ -903,11 +903,11 @@ class _Composition:
                 self._wrong(place, found.what, found.remedy)
             elif not found.stops:
                 self._warn(place, found.what, found.remedy, found.source)
-        for name, kind in serve_catalogue.wrong_environment(release.vllm, settings["environment"]):
+        for name, kind, remedy in serve_catalogue.wrong_environment(release.vllm, settings["environment"]):
             self._wrong(
                 self._setting(where, ("environment", name), origins),
                 f"is {settings['environment'][name]!r}, which vLLM {release.vllm} reads as {kind}, and ends",
-                f"Give {kind}.",
+                remedy,
             )
         for name in serve_catalogue.unknown_environment(release.vllm, list(settings["environment"])):
             self._warn(

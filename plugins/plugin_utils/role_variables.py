@@ -17,6 +17,7 @@ from typing import Any
 
 from .catalogue import inventory_spec, role_names, role_spec
 from .plan_ranges import with_ranges
+from .sealed import LOCKED
 
 Problem = dict[str, str]
 
@@ -30,6 +31,14 @@ _MISSPELT = 0.93
 def problem(where: str, what: str, remedy: str) -> Problem:
     """A thing that is wrong, where it stands, and what to do."""
     return {"where": where, "what": what, "remedy": remedy}
+
+
+def not_computed(where: str, reason: str) -> Problem:
+    """A variable, or an entry of one, whose template or vault cannot be read."""
+    remedy = "Define what it refers to, or write the value itself."
+    if reason == LOCKED:
+        remedy = "Give the vault's password to ansible-playbook, such as with --ask-vault-pass."
+    return problem(where, f"cannot be computed: {reason}", remedy)
 
 
 @cache
@@ -47,12 +56,22 @@ def default_of(name: str) -> Any:
     return known_variables()[name].get("default")
 
 
-def nearest(name: str, known: Collection[str], count: int = 3) -> str:
-    """The known names that ``name`` was probably meant to be, or all of them where none is near."""
-    close = difflib.get_close_matches(name, list(known), count, 0.6)
+def nearest(name: str, known: Collection[str], count: int = 3, beginning: str = "") -> str:
+    """The known names that ``name`` was probably meant to be, or all of them where none is near.
+
+    Args:
+        beginning: what all of them begin with, so that it makes none of them near.
+    """
+    rest = [one.removeprefix(beginning) for one in known if one.startswith(beginning)]
+    close = difflib.get_close_matches(name.removeprefix(beginning), rest, count, 0.6)
     if close:
-        return "did you mean " + " or ".join(close) + "?"
+        return "did you mean " + " or ".join(beginning + one for one in close) + "?"
     return f"known are {', '.join(sorted(known))}." if known else "none is known."
+
+
+def sentence(words: str) -> str:
+    """Words with their first letter upper; the others stay, a name among them may have any."""
+    return words[:1].upper() + words[1:]
 
 
 @cache
@@ -62,8 +81,8 @@ def _misspelt(name: str) -> Problem | None:
         return None
     prefixes = ("vllm_", *(f"{role}_" for role in role_names()))
     if name.startswith(prefixes):
-        close = difflib.get_close_matches(name, list(known), 1, 0.6)
-        remedy = f"Write {close[0]}" if close else "Remove it"
+        close = difflib.get_close_matches(name, list(known), 3, 0.6)
+        remedy = f"Write {' or '.join(close)}" if close else "Remove it"
         return problem(name, "there is no such variable", f"{remedy}; names that begin so belong to the collection.")
     if close := difflib.get_close_matches(name, list(known), 1, _MISSPELT):
         return problem(name, f"looks like {close[0]} misspelt", f"Write {close[0]}, or give it a name of its own.")
@@ -85,7 +104,7 @@ def checked(value: Any, spec: Mapping[str, Any], where: str, problems: list[Prob
     lost its zero already.
 
     Returns:
-        The converted value, or None where it does not fit.
+        The converted value, or None where it does not fit. Of a list the items that are right.
     """
     kind = spec.get("type", "str")
     secret = bool(spec.get("no_log"))
@@ -154,7 +173,7 @@ def _checked_dict(value: Any, spec: Mapping[str, Any], where: str, problems: lis
         path = f"{where}.{key}"
         if options is not None:
             if key not in options:
-                problems.append(problem(path, "there is no such key", nearest(key, options).capitalize()))
+                problems.append(problem(path, "there is no such key", sentence(nearest(key, options))))
                 continue
             item_spec: Mapping[str, Any] | None = options[key]
         else:
@@ -174,4 +193,13 @@ def _checked_list(value: Any, spec: Mapping[str, Any], where: str, problems: lis
         problems.append(problem(where, f"is {_named(value)}, expected a list", "Write it as [a, b]."))
         return None
     element = {**spec, "type": spec.get("elements", "raw")}
-    return [checked(item, element, f"{where}[{index}]", problems) for index, item in enumerate(value)]
+    result = []
+    for index, item in enumerate(value):
+        place, count = f"{where}[{index}]", len(problems)
+        if item is None:
+            problems.append(problem(place, "is null", "Write a value, or take the entry out."))
+            continue
+        fitting = checked(item, element, place, problems)
+        if len(problems) == count:
+            result.append(fitting)
+    return result

@@ -15,11 +15,12 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import NoneType
 from typing import Any
 
 from .catalogue import COLLECTION, CatalogueError
 from .plan_ranges import number_range
-from .role_variables import nearest
+from .role_variables import nearest, sentence
 from .serve_config import JSON_LISTS, ServeArgumentRefused, command_words
 
 try:
@@ -60,9 +61,9 @@ def serve_catalogue(version: str) -> dict[str, Any] | None:
     Raises:
         CatalogueError: the file is no JSON.
     """
-    path = FOLDER / f"{version}.json"
-    if not path.is_file():
+    if version not in catalogued_versions():
         return None
+    path = FOLDER / f"{version}.json"
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:
@@ -106,7 +107,7 @@ def findings(version: str, serve: Mapping[str, Any], longest: int | None = None)
     if known is not None:
         found += [*_parser_names(version, known, right), *_other_names(version, known, right)]
     found += [*_speculative(version, known, right), *_out_of_bounds(_bounds(version), right)]
-    for check in (_sizes, _batch, _one_host):
+    for check in (_lists, _sizes, _batch, _one_host):
         found += check(right)
     return [*found, *_utilisation(right, longest)]
 
@@ -189,7 +190,8 @@ def refused(version: str, flag: str, value: Any) -> Finding | None:
                 "Remove it (null): it is off without it.",
                 source=_source(version),
             )
-        if (reason := _refused_words(known["flags"][owner], words)) is not None:
+        spec = known["flags"][owner] | ({"type": "json-list"} if owner in JSON_LISTS else {})
+        if (reason := _refused_words(spec, words)) is not None:
             what, remedy = reason
             return Finding(flag, f"is {_shown(value)}: {what} in vLLM {version}", remedy, source=_source(version))
     return None
@@ -213,7 +215,7 @@ def _unknown(version: str, flag: str) -> Finding:
         remedy = f"Write {whole[0]} in full."
     else:
         near = nearest(flag, names)
-        remedy = near.capitalize() if near.startswith("did") else "Remove it."
+        remedy = sentence(near) if near.startswith("did") else "Remove it."
         remedy = remedy if not elsewhere else f"{remedy} Or choose a release of a version that has it."
     return Finding(flag, what, remedy, source=_source(version))
 
@@ -244,6 +246,7 @@ def _wanted(spec: Mapping[str, Any]) -> str:
         "size": "a whole number, or text such as 8K",
         "size-or-auto": "a whole number, text such as 256K, or auto",
         "json": "a map",
+        "json-list": "a list",
         "object": "a map",
         "json-or-text": "text or a map",
     }.get(spec.get("type", "str"), "text")
@@ -263,7 +266,7 @@ def _word_problem(spec: Mapping[str, Any], word: str) -> tuple[str, str] | None:
     choices = spec.get("choices")
     if choices is not None and value not in choices:
         near = nearest(str(value), [str(choice) for choice in choices])
-        return "it is none of the choices", near[0].upper() + near[1:]
+        return "it is none of the choices", sentence(near)
     return None
 
 
@@ -304,6 +307,7 @@ _CONVERSIONS: dict[str, Callable[[str], Any]] = {
     "size": _size,
     "size-or-auto": _size_or_auto,
     "json": json.loads,
+    "json-list": json.loads,
     "json-or-text": _json_or_text,
     "name": lambda word: word.lower().replace("-", "_"),
     "devices": str,
@@ -355,13 +359,14 @@ def _fields_problem(spec: Mapping[str, Any], value: Mapping[str, Any]) -> tuple[
             if spec.get("open"):
                 continue
             near = nearest(key, fields)
-            return f"it has no key {key}", near[0].upper() + near[1:]
+            return f"it has no key {key}", sentence(near)
         field = fields[key]
         if inner is None and field.get("optional"):
             continue
-        if "choices" in field and isinstance(inner, str) and inner not in field["choices"]:
-            near = nearest(inner, [str(choice) for choice in field["choices"]])
-            return f"{key} {inner!r} is none of the choices", near[0].upper() + near[1:]
+        if "choices" in field and isinstance(inner, (str, list, dict)) and inner not in field["choices"]:
+            near = nearest(str(inner), [str(choice) for choice in field["choices"]])
+            shown = repr(inner) if isinstance(inner, str) else _shown(inner)
+            return f"{key} {shown} is none of the choices", sentence(near)
         if (kind := field.get("type")) is not None and not _is_of(kind, inner):
             return f"{key} is {_shown(inner)}", f"Give {_KINDS[kind]}."
         if "bounds" in field and (number := _finite(inner)) is not None:
@@ -455,7 +460,8 @@ def _out_of_bounds(known: Mapping[str, Mapping[str, Any]], serve: Mapping[str, A
             if flag in _BESIDES and number == 0:
                 yield Finding(flag, "is 0", "Give a number from 1, or auto.", source=_BESIDES[flag])
             elif allowed.wrong(number):
-                what = "out of range" if bounds and math.isfinite(number) else "no finite number"
+                finite = isinstance(number, int) or math.isfinite(number)
+                what = "out of range" if bounds and finite else "no finite number"
                 yield Finding(
                     flag, f"is {_shown(one)}, {what}: vLLM refuses to start", f"Give {allowed.allowed}.", source=source
                 )
@@ -476,7 +482,7 @@ def _parser_names(version: str, known: Mapping[str, Any], serve: Mapping[str, An
         having = [one for one in catalogued_versions() if name in (serve_catalogue(one) or {part: []})[part]]
         what = f"vLLM {version} has no parser {name!r}" + (f"; {', '.join(having)} has" if having else "")
         near = nearest(name, known[part])
-        yield Finding(flag, what, near[0].upper() + near[1:], source=f"{part} in catalogue/serve/{version}.json")
+        yield Finding(flag, what, sentence(near), source=f"{part} in catalogue/serve/{version}.json")
 
 
 def _other_names(version: str, known: Mapping[str, Any], serve: Mapping[str, Any]) -> Iterator[Finding]:
@@ -488,12 +494,28 @@ def _other_names(version: str, known: Mapping[str, Any], serve: Mapping[str, Any
         others = ((one, (serve_catalogue(one) or known)["names"][flag]) for one in catalogued_versions())
         having = [one for one, theirs in others if _named(name, theirs)]
         what = f"vLLM {version} has no {flag} {name!r}" + (f"; {', '.join(having)} has" if having else "")
-        near = nearest(name.upper() if names[0].isupper() else name.lower(), names)
-        yield Finding(flag, what, near[0].upper() + near[1:], source=f"names in catalogue/serve/{version}.json")
+        near = nearest(_in_case_of(names, name), names)
+        yield Finding(flag, what, sentence(near), source=f"names in catalogue/serve/{version}.json")
 
 
 def _named(name: str, names: Collection[str]) -> bool:
     return name.lower() in {one.lower() for one in names}
+
+
+def _in_case_of(names: Sequence[str], name: str) -> str:
+    return name.upper() if names[0].isupper() else name.lower()
+
+
+def _lists(serve: Mapping[str, Any]) -> Iterator[Finding]:
+    """The command line takes any JSON for them, and the server looks for items in it."""
+    for flag in sorted(JSON_LISTS & serve.keys()):
+        value = serve[flag]
+        try:
+            read = json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            read = value
+        if not isinstance(read, (list, NoneType)):
+            yield Finding(flag, f"is {_shown(value)}: it is no list", "Give a list.", source="serve_config")
 
 
 def _sizes(serve: Mapping[str, Any]) -> Iterator[Finding]:
@@ -521,7 +543,9 @@ _COUNTED_BY_DRAFT = frozenset({"mtp", "dspark", "dflash", "medusa", "mlp_specula
 def speculative_method(value: Any) -> str | None:
     """The method of a speculative_config by its one name: each family's own MTP is mtp to vLLM."""
     method = value.get("method") if isinstance(value, Mapping) else None
-    return "mtp" if isinstance(method, str) and method.endswith("_mtp") else method
+    if not isinstance(method, str):
+        return None
+    return "mtp" if method.endswith("_mtp") else method
 
 
 def drafts_alone(value: Any) -> bool:
@@ -536,6 +560,8 @@ def _speculative(version: str, known: Mapping[str, Any] | None, serve: Mapping[s
     source = f"SpeculativeConfig of vLLM {version}"
     if not isinstance(value, Mapping):
         yield Finding(flag, f"is {_shown(value)}: it is no map", "Give a map.", source=source)
+    elif not isinstance(method := value.get("method"), (str, NoneType)):
+        yield Finding(flag, f"method is {_shown(method)}, no text", "Name a method, such as mtp.", source=source)
     elif known is not None and (reason := _fields_problem(known["speculative"], value)) is not None:
         yield Finding(flag, f"{reason[0]} in vLLM {version}", reason[1], source=source)
     else:
@@ -599,6 +625,7 @@ _OF_ONE = {
     "data-parallel-start-rank": None,
     "data-parallel-hybrid-lb": False,
     "data-parallel-external-lb": False,
+    "data-parallel-multi-port-external-lb": False,
 }
 
 
@@ -612,6 +639,13 @@ def _one_host(serve: Mapping[str, Any]) -> Iterator[Finding]:
     for flag in sorted(split):
         what = f"is {_shown(serve[flag])}, for a server of several hosts or processes, and an instance is one on one"
         yield Finding(flag, what, "Remove it; serve a model from several hosts through the proxy.", source=source)
+    servers = serve.get("api-server-count")
+    if isinstance(servers, int) and servers < 1:
+        what = f"is {servers}, with which vLLM starts no API server, and an instance would never become ready"
+        yield Finding("api-server-count", what, "Remove it, or give a number from 1.", source=source)
+    if serve.get("uds"):
+        what = "makes vLLM listen on a socket of the file system in place of its port, which nothing here asks"
+        yield Finding("uds", what, "Remove it.", source="vllm/entrypoints/openai/api_server.py, setup_server")
     if serve.get("grpc") is True:
         what = "serves gRPC alone, which neither the readiness completion nor the proxy speaks"
         yield Finding("grpc", what, "Remove it.", source=source)
@@ -621,7 +655,7 @@ def _utilisation(serve: Mapping[str, Any], longest: int | None) -> Iterator[Find
     value = serve.get("gpu-memory-utilization")
     try:
         share = float(value) if value is not None and not isinstance(value, bool) else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return
     if share is None or share > 1:
         return
@@ -657,22 +691,32 @@ def unknown_environment(version: str, names: Sequence[str]) -> list[str]:
     return [name for name in names if name.startswith("VLLM_") and name not in known["environment"]]
 
 
-def wrong_environment(version: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Variables that vLLM would end over as it reads them, each with what it wants."""
-    known = (serve_catalogue(version) or {}).get("environment_numbers", {})
-    for kind, names in known.items():
+def wrong_environment(version: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Variables that vLLM would end over as it reads them, each with what it wants and a remedy."""
+    known = serve_catalogue(version) or {"environment_numbers": {}, "environment_choices": {}}
+    for kind, names in known["environment_numbers"].items():
         for name in names:
             if (word := environment.get(name)) is not None:
                 try:
                     _CONVERSIONS[kind](word)
                 except ValueError:
-                    yield name, _KINDS[kind]
+                    yield name, _KINDS[kind], f"Give {_KINDS[kind]}."
+    for name, spec in known["environment_choices"].items():
+        if (word := environment.get(name)) is None:
+            continue
+        given = [one.strip() for one in word.split(",") if one.strip()] if spec.get("several") else [word]
+        for one in given:
+            choices, any_case = spec["choices"], spec.get("any_case", False)
+            if not (_named(one, choices) if any_case else one in choices):
+                near = nearest(_in_case_of(choices, one) if any_case else one, choices)
+                yield name, f"one of {', '.join(choices)}", sentence(near)
+                break
 
 
 def nearest_environment(version: str, name: str) -> str:
     """The names that a variable was probably meant to be."""
-    near = nearest(name, (serve_catalogue(version) or {"environment": []})["environment"])
-    return near.capitalize() if near.startswith("did") else "Remove it, if no plugin of yours reads it."
+    near = nearest(name, (serve_catalogue(version) or {"environment": []})["environment"], beginning="VLLM_")
+    return sentence(near) if near.startswith("did") else "Remove it, if no plugin of yours reads it."
 
 
 def _shown(value: Any) -> str:

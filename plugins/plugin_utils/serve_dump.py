@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import logging
 import os
 import sys
 import types
@@ -79,6 +80,7 @@ def dump() -> dict[str, Any]:
         "names": {flag: sorted({*_AUTOMATIC.get(flag, ()), *_names(places)}) for flag, places in _NAMES.items()},
         "environment": sorted(importlib.import_module("vllm.envs").environment_variables),
         "environment_numbers": environment_numbers(importlib.import_module("vllm.envs").environment_variables),
+        "environment_choices": environment_choices(importlib.import_module("vllm.envs").environment_variables),
     }
 
 
@@ -251,6 +253,29 @@ def environment_numbers(variables: dict[str, Any]) -> dict[str, list[str]]:
     for name in sorted(variables):
         if _takes(name, variables[name], "2") and not any(_takes(name, variables[name], word) for word in _NO_NUMBERS):
             found["float" if _takes(name, variables[name], "1.5") else "int"].append(name)
+    return found
+
+
+def environment_choices(variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Variables that vLLM compares with a list of words, from what its reading functions close over.
+
+    ``any_case`` where capitals do not count, ``several`` where more than one may stand there, with commas.
+    """
+    # vLLM hands this one to Python's logging, in capitals (vllm/logger.py).
+    found: dict[str, dict[str, Any]] = {
+        "VLLM_LOGGING_LEVEL": {"choices": sorted(logging.getLevelNamesMapping()), "any_case": True}
+    }
+    for name, read in variables.items():
+        closed = read.__code__.co_freevars if _is_function(read) else ()
+        if "choices" not in closed:
+            continue
+        inner = dict(zip(closed, (cell.cell_contents for cell in read.__closure__ or ()), strict=True))
+        choices = inner["choices"]
+        found[name] = {"choices": sorted(choices() if callable(choices) else choices)}
+        if not inner["case_sensitive"]:
+            found[name]["any_case"] = True
+        if read.__name__ != "_get_validated_env":
+            found[name]["several"] = True
     return found
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_catalogue import
     catalogued_versions,
     findings,
     misread,
+    nearest_environment,
     refused,
     serve_catalogue,
     size,
@@ -32,7 +34,9 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_config import (
     ServeArgumentRefused,
     serve_config,
 )
+from ansible_collections.onprem.vllm.plugins.plugin_utils.serve_dump import _takes, environment_choices
 from ansible_collections.onprem.vllm.tests.unit.vllm_parser import Parser
+from ansible_collections.onprem.vllm.tests.wheel_member import wheel_member
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -427,7 +431,7 @@ def test_environment_variables_that_vllm_reads_as_numbers(version: str) -> None:
     }
     assert list(wrong_environment(version, right)) == []
     wrong = {"VLLM_CPU_KVCACHE_SPACE": "4G", "VLLM_LOG_STATS_INTERVAL": "often", "VLLM_ENGINE_READY_TIMEOUT_S": "1.5"}
-    assert dict(wrong_environment(version, wrong)) == {
+    assert {name: kind for name, kind, _remedy in wrong_environment(version, wrong)} == {
         "VLLM_CPU_KVCACHE_SPACE": "a whole number",
         "VLLM_LOG_STATS_INTERVAL": "a number",
         "VLLM_ENGINE_READY_TIMEOUT_S": "a whole number",
@@ -439,3 +443,42 @@ def test_environment_variables_that_vllm_reads_as_numbers(version: str) -> None:
         *numbers["int"],
         *numbers["float"],
     }
+
+
+@pytest.mark.parametrize("version", catalogued_versions())
+def test_environment_variables_with_choices_are_those_of_the_wheel(version: str, tmp_path: Path) -> None:
+    (tmp_path / "envs.py").write_bytes(wheel_member("vllm", version, "vllm/envs.py"))
+    spec = importlib.util.spec_from_file_location("envs", tmp_path / "envs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    envs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(envs)
+    known = serve_catalogue(version)["environment_choices"]
+    assert environment_choices(envs.environment_variables) == known
+    # vLLM's own reading, of every variable that has choices, agrees on the words and on others.
+    words = {*("forkk", "", " ", "none", "FORK"), *(word for one in known.values() for word in one["choices"])}
+    words |= {f"{one}, {other}" for one in ("container", "no") for other in ("code_interpreter", "CONTAINER", "")}
+    for name in known.keys() - {"VLLM_LOGGING_LEVEL"}:
+        for word in words:
+            refused = [found for found, *_rest in wrong_environment(version, {name: word}) if found == name]
+            assert _takes(name, envs.environment_variables[name], word) == (not refused), (name, word)
+
+
+def test_the_levels_of_the_log_are_python_s_in_any_case() -> None:
+    for word in ("DEBUG", "debug", "Warning", "NOTSET"):
+        assert list(wrong_environment("0.28.0", {"VLLM_LOGGING_LEVEL": word})) == []
+    ((name, kind, _remedy),) = wrong_environment("0.28.0", {"VLLM_LOGGING_LEVEL": "loud"})
+    assert name == "VLLM_LOGGING_LEVEL"
+    assert "DEBUG, ERROR" in kind
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("VLLM_LOGGING_LEVL", "Did you mean VLLM_LOGGING_LEVEL"),
+        ("VLLM_CPU_KV_CACHE_SPACE", "Did you mean VLLM_CPU_KVCACHE_SPACE"),
+        ("VLLM_USE_V1", "Remove it"),  # gone, and no other is near
+    ],
+)
+def test_a_misspelt_environment_variable_was_meant_to_be(name: str, remedy: str) -> None:
+    assert nearest_environment("0.28.0", name).startswith(remedy)
