@@ -145,9 +145,11 @@ class _Composition:
                 if result is not None:
                     self.set[name] = result
         self.profiles: dict[str, Profile | None] = load_profiles(self.value("vllm_profiles"), self.problems)
-        self.wrong_patches: set[str] = set()
         self.patches = self._patches()
+        self.read: dict[str, Release | None] = {}
         self.releases: dict[str, Release | None] = {}
+        for name in self.value("vllm_releases"):
+            self._read_release(name, f"vllm_releases.{name}")
         self.releases_root = self.value("uv_venv_root").rstrip("/") + "/releases"
         self.models_root = self.value("hf_cache_root").rstrip("/")
         self.caches_root = self.value("cache_dirs_root").rstrip("/")
@@ -235,7 +237,6 @@ class _Composition:
                 load_patches({name: definition})
             except PatchCatalogueError as error:
                 self.problems.extend(error.problems)
-                self.wrong_patches.add(name)
             else:
                 right[name] = definition
         return load_patches(right)
@@ -420,13 +421,8 @@ class _Composition:
         if name not in known:
             self._wrong(place, f"there is no release {name!r}", nearest(name, known).capitalize())
             return None
-        try:
-            release = load_release(name, site, patches=self.patches)
-            mixed = release.set_problems()
-        except (ReleaseError, OSError, TypeError) as error:
-            if self.wrong_patches & {*_named_patches(site.get(name))}:
-                return None
-            self._wrong(f"vllm_releases.{name}" if name in site else place, str(error), "Correct the definition.")
+        release = self._read_release(name, place)
+        if release is None:
             return None
         if release.package != package:
             self._wrong(place, f"release {name} is one of {release.package}", f"Name a release of {package}.")
@@ -439,9 +435,28 @@ class _Composition:
                 "with one.",
             )
             return None
-        self.problems.extend(mixed)
+        try:
+            self.problems.extend(release.set_problems())
+        except ReleaseError as error:
+            self._wrong(place, str(error), "Correct the lock.")
+            return None
         self.releases[name] = release
         return release
+
+    def _read_release(self, name: str, place: str) -> Release | None:
+        """A release as it is defined, None where that is wrong, which is said once."""
+        if name not in self.read:
+            self.read[name] = None
+            site = self.value("vllm_releases")
+            try:
+                self.read[name] = load_release(name, site, patches=self.patches)
+            except (ReleaseError, OSError, TypeError) as error:
+                wanted = _named_patches(site.get(name))
+                if not any(self._is_misread(f"vllm_patches.{patch}") for patch in wanted):
+                    problems = (error.problems if isinstance(error, ReleaseError) else []) or [("", str(error))]
+                    for key, what in problems:
+                        self._wrong(f"{place}.{key}" if key else place, what, "Correct the definition.")
+        return self.read[name]
 
     @staticmethod
     def _place(where: str, key: str, origins: Mapping[tuple[str, ...], str]) -> str:
@@ -517,7 +532,7 @@ class _Composition:
     def _check_patches(self, where: str, profile: Profile, release: Release, said: Collection[str | None]) -> None:
         """Whether the release carries what the profile needs with this vLLM; ``said`` is known to be missing."""
         wanted = [name for name in profile.patches if name not in said]
-        if self.wrong_patches & {*wanted}:
+        if any(self._is_misread(f"vllm_patches.{name}") for name in wanted):
             return
         place = f"vllm_profiles.{profile.name}.patches" if profile.name in self.value("vllm_profiles") else ""
         try:

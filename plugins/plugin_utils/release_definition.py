@@ -26,7 +26,7 @@ from .flashinfer_set import Declaration, FlashInferError, known_pins, members_of
 from .lock import LockError, parse_lock
 from .patch_catalogue import Patch, PatchCatalogueError, PatchChoice, load_patches, patches_for
 from .refused_versions import refusals
-from .role_variables import Problem
+from .role_variables import Problem, nearest
 
 CATALOGUE = Path(__file__).resolve().parents[2] / "catalogue"
 DEFAULT_SOURCE = "default"
@@ -35,18 +35,42 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VARIANT = re.compile(r"cpu|cu\d{3}")
 _PYTHON = re.compile(r"3\.\d{1,2}")
 _PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_2_(\d{2})")
+_VERSION = re.compile(r"\S.{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ARCHITECTURE = re.compile(r"cpu|sm\d{2,3}")
 # Say what for and from where, not what: no part of the id. Of `patches` and `flashinfer` counts what they come to.
 _APART = ("description", "for", "indexes", "sources", "lock", "patches", "flashinfer")
 # What a release is made for: its main package, whose version it names under that key.
 PACKAGES = ("vllm", "litellm")
+_KEYS = (
+    *("description", *PACKAGES, "variant", "python", "platform", "requirements", "overrides", "metadata_wheels"),
+    *("indexes", "sources", "overlaps", "interpreter", "lock", "patches", "flashinfer", "for"),
+)
+_UNKNOWN = "there is no such key"
 # What decides a lock: a release that takes another's has the same of each.
 _LOCKED = (*PACKAGES, "variant", "python", "platform", "requirements", "overrides", "metadata_wheels")
 
 
 class ReleaseError(ValueError):
-    """A release that is unknown, or a definition that cannot be right; the message lists every problem."""
+    """A release that is unknown, or a definition that cannot be right; the message lists every problem.
+
+    Attributes:
+        problems: of a definition, each with the key that it is about (``patches``, ``for.profiles``; empty where it is
+            about the whole) and what is wrong there.
+    """
+
+    def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = [_keyed(text) for text in problems]
+
+
+def _keyed(text: str) -> tuple[str, str]:
+    """A problem's text, which begins with the key where it is about one, in two parts."""
+    key, mark, what = text.partition(": ")
+    if mark and what.startswith(_UNKNOWN):
+        return key, what
+    match = re.fullmatch(r"(?s)(([a-z_]+)(?:\.[^\s:]+)?):? (.*)", text)
+    return (match[1], match[3]) if match is not None and match[2] in _KEYS else ("", text)
 
 
 @dataclass(frozen=True)
@@ -233,13 +257,16 @@ def load_release(
     """
     definition, where, lock_path = _find(name, extra or {}, catalogue)
     problems: list[str] = []
+    unlike: list[str] = []
     lock_of = name
     if _shares_lock(definition):
         lock_of = definition["lock"]
-        lock_path = _other_lock(definition, lock_of, extra or {}, catalogue, problems) or lock_path
+        lock_path = _other_lock(definition, lock_of, extra or {}, catalogue, problems, unlike) or lock_path
     release = _parse(name, definition, lock_path, lock_of, patches, problems)
+    if not problems:  # what is wrong in itself is not like any other's
+        problems = unlike
     if problems:
-        raise ReleaseError(f"{where}: " + "; ".join(problems))
+        raise ReleaseError(f"{where}: " + "; ".join(problems), problems)
     return release
 
 
@@ -257,7 +284,8 @@ def _find(name: str, extra: Mapping[str, Any], catalogue: Path) -> tuple[dict[st
     if name in extra:
         definition = json.loads(json.dumps(extra[name]))  # plain types, whatever the inventory's parser tagged
         lock = definition.get("lock") if isinstance(definition, dict) else None
-        return definition, f"release {name} (inventory)", Path(lock) if lock else path.with_suffix(".txt")
+        own = Path(lock) if isinstance(lock, str) and lock else path.with_suffix(".txt")
+        return definition, f"release {name} (inventory)", own
     if not path.is_file():
         known = ", ".join(sorted({*shipped_releases(catalogue), *map(str, extra)}))
         raise ReleaseError(f"There is no release {name!r}. Known are: {known}")
@@ -275,9 +303,14 @@ def _shares_lock(definition: Any) -> bool:
 
 
 def _other_lock(
-    definition: Mapping[str, Any], other: str, extra: Mapping[str, Any], catalogue: Path, problems: list[str]
+    definition: Mapping[str, Any],
+    other: str,
+    extra: Mapping[str, Any],
+    catalogue: Path,
+    problems: list[str],
+    others: list[str],
 ) -> Path | None:
-    """The lock of another release, which must be locked for the very same."""
+    """The lock of another release, which must be locked for the very same: ``others`` gets what is not."""
     try:
         theirs, _where, path = _find(other, extra, catalogue)
     except ReleaseError as error:
@@ -287,11 +320,12 @@ def _other_lock(
         problems.append(f"lock: the definition of release {other} is no mapping")
     elif _shares_lock(theirs):
         problems.append(f"lock: release {other} has none of its own: name {theirs['lock']}, whose lock it takes")
-    elif unlike := [key for key in _LOCKED if (definition.get(key) or []) != (theirs.get(key) or [])]:
-        problems.append(
-            f"lock: release {other} is locked for other {', '.join(unlike)}: make them equal, or make a lock of its own"
-        )
     else:
+        if unlike := [key for key in _LOCKED if (definition.get(key) or []) != (theirs.get(key) or [])]:
+            others.append(
+                f"lock: release {other} is locked for other {', '.join(unlike)}: make them equal, or make a lock of "
+                "its own"
+            )
         return path
     return None
 
@@ -306,12 +340,7 @@ def _parse(
 ) -> Release:
     if not isinstance(definition, dict):
         raise ReleaseError(f"release {name}: a definition is a mapping, found {type(definition).__name__}")
-    known = {
-        *("description", *PACKAGES, "variant", "python", "platform", "requirements", "overrides", "metadata_wheels"),
-        *("indexes", "sources", "overlaps", "interpreter", "lock", "patches", "flashinfer", "for"),
-    }
-    if unknown := sorted(set(map(str, definition)) - known):
-        problems.append(f"unknown keys {', '.join(unknown)} (known: {', '.join(sorted(known))})")
+    problems.extend(f"{key}: {_UNKNOWN}; {nearest(str(key), _KEYS)}" for key in definition if key not in _KEYS)
 
     def text(key: str, pattern: re.Pattern[str] | None, form: str) -> str:
         value = definition.get(key)
@@ -324,7 +353,7 @@ def _parse(
     if len(named) > 1:
         problems.append(f"names {' and '.join(named)}: a release is made for one of them")
     package = named[0] if named else PACKAGES[0]
-    version = text(package, None, 'a version in quotes, such as "0.28.0"')
+    version = text(package, _VERSION, 'a version in quotes, such as "0.28.0"')
     if version:
         try:
             Version(version)
@@ -335,11 +364,11 @@ def _parse(
     if package == "vllm":
         variant = text("variant", _VARIANT, "cpu or a CUDA variant such as cu130")
     elif unfit := sorted({"variant", "patches", "flashinfer"} & set(definition)):
-        problems.append(f"{', '.join(unfit)}: only a release of vLLM has that")
+        problems.extend(f"{key}: only a release of vLLM has that" for key in unfit)
     python = text("python", _PYTHON, 'a Python version in quotes, such as "3.12"')
     platform = text("platform", _PLATFORM, "<x86_64 or aarch64>-manylinux_2_<minor>, such as x86_64-manylinux_2_36")
     requirements = _requirements(definition, "requirements", problems)
-    if not requirements:
+    if not definition.get("requirements"):
         problems.append(f"requirements is empty: at least {package} itself must stand there, with its version")
     overrides = _requirements(definition, "overrides", problems)
     wheels = tuple(
@@ -352,7 +381,7 @@ def _parse(
         Overlap(canonicalize_name(str(entry["winner"])), canonicalize_name(str(entry["loser"])))
         for entry in _entries(definition, "overlaps", {"winner", "loser"}, set(), problems)
     )
-    problems.extend(f"overlap of {o.winner} with itself" for o in overlaps if o.winner == o.loser)
+    problems.extend(f"overlaps: {o.winner} with itself" for o in overlaps if o.winner == o.loser)
     indexes, sources = _sources(definition, problems)
     interpreter = definition.get("interpreter")
     if interpreter is not None and not (
@@ -366,7 +395,9 @@ def _parse(
     if lock_sha256 is not None:
         with suppress(ReleaseError):  # said where the lock is used: a definition can be read without it
             problems.extend(f"lock {lock_path.name}: {found}" for found in refusals(_locked(lock_path, lock_sha256)))
-    if "lock" in definition and lock_of == name:
+    if not isinstance(definition.get("lock", ""), str):
+        problems.append(f"lock is {definition['lock']!r}, expected a path, or the name of a release")
+    elif "lock" in definition and lock_of == name:
         if not lock_path.is_absolute():
             problems.append(
                 f"lock is {str(lock_path)!r}, expected an absolute path, such as {{{{ inventory_dir }}}}/x.txt"
@@ -377,7 +408,7 @@ def _parse(
     try:
         declaration = parse_declaration(definition.get("flashinfer"), f"release {name}")
     except FlashInferError as error:
-        problems.append(str(error))
+        problems.extend(_told(one, f"release {name}.") for one in error.problems)
     architectures, profiles = _made_for(definition, problems)
     chosen = PatchChoice((), ())
     if definition.get("patches") and version and not problems:
@@ -432,9 +463,15 @@ def _patches(
         known = load_patches() if patches is None else patches
         locked = _locked(lock_path, lock_sha256) if lock_sha256 is not None else {}
         return patches_for(vllm, wanted, known, locked)
-    except (PatchCatalogueError, ReleaseError) as error:
-        problems.append(str(error))
-        return PatchChoice((), ())
+    except PatchCatalogueError as error:
+        problems.extend(map(_told, error.problems))
+    except ReleaseError as error:
+        problems.append(f"lock: {error}")
+    return PatchChoice((), ())
+
+
+def _told(found: Problem, of: str = "") -> str:
+    return f"{found['where'].removeprefix(of)}: {found['what']}. {found['remedy']}"
 
 
 def _made_for(definition: Mapping[str, Any], problems: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -488,10 +525,13 @@ def _entries(
 
 def _sources(definition: Mapping[str, Any], problems: list[str]) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
     indexes: dict[str, str] = {}
+    wrong = False
     declared = definition.get("indexes", {})
     if not isinstance(declared, dict):
         problems.append("indexes must map a name to an address")
         declared = {}
+        wrong = True
+    named = {DEFAULT_SOURCE, *map(str, declared)}
     for index, url in declared.items():
         if index == DEFAULT_SOURCE:
             problems.append(f"indexes: {DEFAULT_SOURCE} is the index as pip is configured and cannot be named anew")
@@ -508,7 +548,8 @@ def _sources(definition: Mapping[str, Any], problems: list[str]) -> tuple[dict[s
         if not isinstance(names, list) or not names:
             problems.append(f"sources.{package} must be a list with at least one source")
             continue
-        missing = [name for name in names if name != DEFAULT_SOURCE and name not in indexes]
-        problems.extend(f"sources.{package}: there is no index {name!r} in indexes" for name in missing)
+        missing = [name for name in names if name not in named]
+        if not wrong:
+            problems.extend(f"sources.{package}: there is no index {name!r} in indexes" for name in missing)
         sources[canonicalize_name(str(package))] = tuple(map(str, names))
     return indexes, sources
