@@ -11,15 +11,15 @@ from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from ansible.vars.hostvars import HostVars
-from ansible_collections.onprem.vllm.plugins.filter.plan import read_and_compose
+from ansible_collections.onprem.vllm.plugins.filter.plan import read_and_compose, read_pieces
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_conflicts import kept_from_mirror, one_machine_twice
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_groups import unreadable
 from jinja2 import TemplateError
 
 
-def plans(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Compose the plan of each host.
+def plans(hostvars: HostVars, hosts: Iterable[str], with_secrets: bool = False) -> dict[str, dict[str, Any]]:
+    """Compose the plan of each host; ``with_secrets`` where the values of secrets are needed later.
 
     One process for all of them: a task that plans each host for itself reads the catalogue and imports its code once
     per host, which for 64 hosts took 24 s of processor time, and this 0.3.
@@ -28,7 +28,8 @@ def plans(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, dict[str, Any]]
         raise AnsibleFilterError(f"onprem.vllm.plans takes hostvars, not {type(hostvars).__name__}")
     # The loader of the run, for lookups of files in the operator's variables; there is no public way to it.
     loader = getattr(hostvars, "_loader", None)
-    found = {name: _plan_of(hostvars, name, loader) for name in ("".join(list(host)) for host in hosts)}
+    names = ("".join(list(host)) for host in hosts)
+    found = {name: _plan_of(hostvars, name, loader, with_secrets) for name in names}
     ways = {name: _way(hostvars, name, loader) for name in found}
     for name, wrong in one_machine_twice(ways):
         found[name]["problems"].append(wrong)
@@ -37,7 +38,7 @@ def plans(hostvars: HostVars, hosts: Iterable[str]) -> dict[str, dict[str, Any]]
     return found
 
 
-def _plan_of(hostvars: HostVars, host: str, loader: DataLoader | None) -> dict[str, Any]:
+def _plan_of(hostvars: HostVars, host: str, loader: DataLoader | None, with_secrets: bool) -> dict[str, Any]:
     # hostvars[host] would evaluate without `hostvars`, so that a template over another host's address fails in it or
     # silently takes its default().
     try:
@@ -47,7 +48,11 @@ def _plan_of(hostvars: HostVars, host: str, loader: DataLoader | None) -> dict[s
         wrong = unreadable(host, str(error), getattr(inventory, "_sources", None) or ())
         return {**compose_plan(host, [], {}), "problems": [wrong]}
     templar = Templar(loader=loader, variables=variables)
-    return read_and_compose(variables, lambda name: templar.template(variables[name]))
+    return read_and_compose(
+        variables,
+        lambda name: templar.template(variables[name]),
+        lambda name, unreadable: read_pieces(name, variables, templar.template, unreadable, with_secrets),
+    )
 
 
 def _way(hostvars: HostVars, host: str, loader: DataLoader | None) -> tuple[str, ...]:

@@ -36,8 +36,19 @@ from .plan_proxy import proxy_part
 from .probes import PROBES, is_probe, is_tensor_parallel, probes_of, settings_without_toolchain
 from .profile import Profile, load_profiles
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
-from .role_variables import Problem, checked, default_of, known_variables, misspelt, nearest, problem
+from .role_variables import (
+    Problem,
+    checked,
+    default_of,
+    known_variables,
+    misspelt,
+    nearest,
+    not_computed,
+    problem,
+    sentence,
+)
 from .routes import API_KEY
+from .sealed import Sealed
 from .serve_paths import named_paths
 
 INSTANCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -135,7 +146,7 @@ class _Composition:
         self.set: dict[str, Any] = {}
         self.problems.extend(misspelt(sorted({*names, *variables})))
         for name, reason in unreadable.items():
-            self._wrong(name, f"cannot be computed: {reason}", "Define what it refers to, or write the value itself.")
+            self.problems.append(not_computed(name, reason))
         known = known_variables()
         for name, value in variables.items():
             if name in known and value is None and known[name].get("range") and known[name].get("default") is not None:
@@ -1085,6 +1096,8 @@ class _Composition:
                 self._wrong(f"{where}.{name}", "is no secret", RESERVED_ENVIRONMENT[name])
             elif name in environment or name in OFFLINE:
                 self._wrong(f"{where}.{name}", "stands in the environment, too", "Keep one of the two.")
+            elif isinstance(value, Sealed):
+                names.append(name)
             elif not isinstance(value, str) or not value:
                 self._wrong(f"{where}.{name}", "is empty or no text", "Give the value in quotes.")
             elif not value.isprintable():
@@ -1487,7 +1500,8 @@ class _Composition:
             return
         where = f"vllm_secrets.{instance}.{PREVIOUS_KEY}"
         own = self.value("vllm_secrets")[instance]
-        if own.get(API_KEY) in (None, own[PREVIOUS_KEY]):
+        current = own.get(API_KEY)
+        if current is None or (current == own[PREVIOUS_KEY] and not isinstance(current, Sealed)):
             self._wrong(
                 where,
                 f"is there without another {API_KEY}",

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, date, datetime
 from typing import Any
 
-from .role_variables import Problem, nearest, problem
+from .role_variables import Problem, nearest, problem, sentence
+from .sealed import Sealed
 
 # A hash hides only what cannot be guessed.
 SHORTEST_KEY = 20
@@ -87,12 +88,14 @@ def _add(
         )
     # A misspelt limit would be none: the key would open what it shall not.
     problems.extend(
-        problem(f"{where}.{name}", "is no setting of a key", nearest(str(name), OPTIONS).capitalize())
+        problem(f"{where}.{name}", "is no setting of a key", sentence(nearest(str(name), OPTIONS)))
         for name in entry
         if name not in OPTIONS
     )
     key = entry.get("key")
-    if not isinstance(key, str) or len(key) < SHORTEST_KEY or not (key.isascii() and key.isprintable()) or " " in key:
+    if not isinstance(key, Sealed) and (
+        not isinstance(key, str) or len(key) < SHORTEST_KEY or not (key.isascii() and key.isprintable()) or " " in key
+    ):
         problems.append(
             problem(where, f"must have at least {SHORTEST_KEY} printable ASCII characters without blanks", NEW_KEY)
         )
@@ -108,7 +111,7 @@ def _add(
         )
         limit = None
     digest = hashlib.sha256(key.encode()).hexdigest()
-    if digest in found:
+    if digest in found and not isinstance(key, Sealed):
         problems.append(problem(where, f"is also the key of {found[digest]['team']}", NEW_KEY))
     found[digest] = {
         "team": team,

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .role_variables import Problem, problem
+from .sealed import Sealed
 
 API_KEY = "VLLM_API_KEY"
 _EVERYWHERE = {"0.0.0.0": 4, "::": 6}  # noqa: S104 - what an instance listens on, not this program
@@ -68,9 +69,10 @@ def compose_routes(
                 )
             name = instance["served_model_name"]
             key = _key(secrets, host, instance)
-            keys.setdefault(name, {}).setdefault(key, where)
+            if not isinstance(key, Sealed):
+                keys.setdefault(name, {}).setdefault(key, where)
             model = models.setdefault(name, {"name": name, "slug": slug(name), "key": None, "servers": []})
-            model["key"] = key_variable(name) if key else None
+            model["key"] = key_variable(name) if key is not None else None
             model["servers"].append(
                 {"name": f"{host}-{instance['name']}", "host": host, "address": address, "port": instance["port"]}
             )

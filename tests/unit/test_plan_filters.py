@@ -22,6 +22,7 @@ from ansible_collections.onprem.vllm.plugins.filter import (
     plan_query,
     plan_table,
     plans,
+    routes,
 )
 from ansible_collections.onprem.vllm.plugins.filter import problem_report as problems
 from jinja2 import Environment
@@ -54,6 +55,86 @@ def _hostvars(tmp_path: Path) -> HostVars:
     loader.set_basedir(str(tmp_path))
     inventory = InventoryManager(loader=loader, sources=[str(tmp_path / "hosts.yml")])
     return HostVars(inventory, VariableManager(loader=loader, inventory=inventory), loader)
+
+
+# What a rollout needs and a plan does not, in a vault of which nobody has the password.
+VAULT = """!vault |
+          $ANSIBLE_VAULT;1.1;AES256
+          61616161616161616161616161616161616161616161616161616161616161616161616161616161
+          61616161"""
+SECRETS = f"""
+all:
+  vars:
+    vllm_mirror_url: http://mirror1
+    vllm_client_networks: [10.0.0.0/8]
+    vllm_instance_networks: [10.0.0.9]
+    vllm_release: 0.28.0-cpu
+    vllm_models: {{tiny-qwen3: {{directory: /tiny}}}}
+    key_of_all: {VAULT}
+    keys_of_instances: {{VLLM_API_KEY: "{{{{ key_of_all }}}}"}}
+  children:
+    vllm:
+      vars:
+        vllm_instances: {{glm: {{profile: tiny-cpu, port: 8001}}}}
+        vllm_secrets: {{glm: "{{{{ keys_of_instances }}}}"}}
+      hosts:
+        h1: {{ansible_host: 10.0.0.1}}
+        h2: {{ansible_host: 10.0.0.2}}
+    proxy:
+      vars:
+        litellm_proxy_master_key: {VAULT}
+        litellm_proxy_names: [models.site]
+        litellm_proxy_keys: {{a: {{key: "{{{{ key_of_all }}}}"}}, b: {{key: "{{{{ key_of_all }}}}"}}}}
+      hosts:
+        p1: {{ansible_host: 10.0.0.9}}
+"""
+
+
+def inventory_of(text: str, folder: Path) -> HostVars:
+    (folder / "hosts.yml").write_text(text, encoding="utf-8")
+    loader = DataLoader()
+    inventory = InventoryManager(loader=loader, sources=[str(folder / "hosts.yml")])
+    return HostVars(inventory, VariableManager(loader=loader, inventory=inventory), loader)
+
+
+def places(made: dict[str, Any]) -> dict[str, list[str]]:
+    return {host: sorted(one["where"] for one in found["problems"]) for host, found in made.items()}
+
+
+def test_a_plan_needs_no_vault_and_a_rollout_does(tmp_path: Path) -> None:
+    hostvars = inventory_of(SECRETS, tmp_path)
+    made = plans.plans(hostvars, ["h1", "h2", "p1"])
+    assert [found["problems"] for found in made.values()] == [[], [], []]
+    assert made["h1"]["instances"][0]["secrets"] == ["VLLM_API_KEY"]
+    routed = routes.routes(hostvars, ["h1", "h2"], ["p1"])
+    assert routed["problems"] == []
+    assert routed["models"][0]["key"]
+    assert is_plain(made)
+    assert is_plain(routed)
+    needed = plans.plans(hostvars, ["h1", "p1"], with_secrets=True)
+    assert places(needed) == {
+        "h1": ["vllm_secrets.glm.VLLM_API_KEY"],
+        "p1": ["litellm_proxy_keys.a.key", "litellm_proxy_keys.b.key", "litellm_proxy_master_key"],
+    }
+    assert all("ask-vault-pass" in one["remedy"] for found in needed.values() for one in found["problems"])
+
+
+def test_what_cannot_be_computed_is_named_by_host_and_entry_all_at_once(tmp_path: Path) -> None:
+    text = SECRETS.replace("ansible_host: 10.0.0.2", 'ansible_host: "{{ h2_ip }}", vllm_address: "{{ h2_address }}"')
+    text = text.replace("ansible_host: 10.0.0.9", 'ansible_host: "{{ p1_ip }}"')
+    text = text.replace("port: 8001", 'port: "{{ nosuch }}"')
+    text = text.replace('b: {key: "{{ key_of_all }}', 'b: {key: "{{ no }}')
+    hostvars = inventory_of(text, tmp_path)
+    made = plans.plans(hostvars, ["h1", "h2", "p1"])
+    assert places(made) == {
+        "h1": ["vllm_instances.glm.port"],
+        "h2": ["vllm_address", "vllm_instances.glm.port"],
+        "p1": ["litellm_proxy_keys.b.key"],
+    }
+    routed = routes.routes(hostvars, ["h1", "h2"], ["p1"])
+    assert [one["where"] for one in routed["problems"]] == ["h2: ansible_host", "p1: ansible_host"]
+    assert all(one["what"].startswith("cannot be computed: ") for one in routed["problems"])
+    assert "h2_ip" in routed["problems"][0]["what"]
 
 
 def is_plain(value: Any) -> bool:
