@@ -25,7 +25,7 @@ else:
 
 from .catalogue import COLLECTION, read_yaml
 from .plain import plain
-from .role_variables import Problem, nearest, problem
+from .role_variables import Problem, nearest, problem, sentence
 
 PYTHON = "flashinfer-python"
 CUBIN = "flashinfer-cubin"
@@ -93,9 +93,7 @@ def parse_declaration(value: Any, where: str) -> Declaration:
     for key in content:
         if key not in _KEYS:
             remedy = nearest(str(key), _KEYS)
-            problems.append(
-                problem(f"{where}.flashinfer.{key}", "there is no such key", remedy[0].upper() + remedy[1:])
-            )
+            problems.append(problem(f"{where}.flashinfer.{key}", "there is no such key", sentence(remedy)))
     overrides: dict[str, str | None] = {}
     declared = content.get("overrides") or {}
     if not isinstance(declared, dict):

@@ -123,7 +123,7 @@ def model_at(directory: Path, draft: bool = False) -> Model | None:
     """The model in a directory, or None where there is no readable config.json."""
     try:
         stamp = (directory / "config.json").stat().st_mtime_ns
-    except OSError:
+    except (OSError, ValueError):  # a name with a null character
         return None
     return _model_at(directory, draft, stamp)
 

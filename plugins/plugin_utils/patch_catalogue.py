@@ -22,7 +22,7 @@ else:
 from ..module_utils.source_patch import PatchError, check_diff, check_path
 from .catalogue import COLLECTION, CatalogueError, read_yaml
 from .plain import plain
-from .role_variables import Problem, nearest
+from .role_variables import Problem, nearest, sentence
 from .role_variables import problem as _problem
 
 SHIPPED = COLLECTION / "catalogue" / "patches"
@@ -51,10 +51,6 @@ def _need_packaging() -> None:
 def problem(where: str, what: str, remedy: str) -> Problem:
     """A problem whose remedy is a sentence."""
     return _problem(where, what, remedy if remedy.endswith((".", "?")) else f"{remedy}.")
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 class PatchCatalogueError(ValueError):
@@ -204,7 +200,7 @@ def patches_for(
     for name in dict.fromkeys(wanted):
         patch = patches.get(name)
         if patch is None:
-            problems.append(problem(where, f"there is no patch {name!r}", _sentence(nearest(str(name), patches))))
+            problems.append(problem(where, f"there is no patch {name!r}", sentence(nearest(str(name), patches))))
             continue
         version = versions.get(patch.package)
         if version is None:
@@ -301,9 +297,7 @@ class _Definition:
     def _unknown(self, key: str, content: Mapping[Any, Any], known: Sequence[str]) -> None:
         for found in content:
             if found not in known:
-                self._wrong(
-                    f"{key}.{found}".lstrip("."), "there is no such key", nearest(str(found), known).capitalize()
-                )
+                self._wrong(f"{key}.{found}".lstrip("."), "there is no such key", sentence(nearest(str(found), known)))
 
     def _text(self, key: str) -> str:
         value = self.content.get(key)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,12 +30,12 @@ from .plan_conflicts import (
     role_ports,
 )
 from .plan_facts import left_to_facts
-from .plan_layers import Branch, Layer, Leaf, layer, leaves, merge_all, resolve
+from .plan_layers import Branch, Layer, Leaf, layer, leaves, merge_all, removals, resolve
 from .plan_models import ModelShelf
 from .plan_origins import following, host_origins
 from .plan_proxy import proxy_part
 from .probes import PROBES, is_probe, is_tensor_parallel, probes_of, settings_without_toolchain
-from .profile import Profile, load_profiles
+from .profile import Profile, load_profiles, reaches
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
 from .role_variables import (
     Problem,
@@ -87,6 +88,8 @@ RESERVED_ENVIRONMENT = {
 }
 # The finding of preflight about a GPU that is too small: who waives it knows better than the estimate, too.
 MEMORY_FINDING = "gpu-memory-small"
+# Beyond any host, and far from what no number may be.
+LARGEST_SIZE = 1024
 PARALLEL_SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 BATCH = re.compile(r"[1-9][0-9]*|([1-9][0-9]?|100)%")
 OWNED_PREFIX = "ONPREM_VLLM_"
@@ -155,6 +158,7 @@ class _Composition:
                 result = checked(value, known[name], name, self.problems)
                 if result is not None:
                     self.set[name] = result
+        self.misread = [found["where"] for found in self.problems]
         self.profiles: dict[str, Profile | None] = load_profiles(self.value("vllm_profiles"), self.problems)
         self.patches = self._patches()
         self.read: dict[str, Release | None] = {}
@@ -229,7 +233,9 @@ class _Composition:
         return self.set[name] if name in self.set else default_of(name)
 
     def _wrong(self, where: str, what: str, remedy: str) -> None:
-        self.problems.append(problem(where, what, remedy))
+        found = problem(where, what, remedy)
+        if found not in self.problems:  # all instances of a group have what is wrong with it
+            self.problems.append(found)
 
     def _warn(self, where: str, what: str, remedy: str, source: str) -> None:
         found = {**problem(where, what, remedy), "source": source}
@@ -239,6 +245,16 @@ class _Composition:
     def _is_wrong(self, where: str) -> bool:
         """Whether a problem names this place or one within it: what follows from it is not said again."""
         return any(re.match(re.escape(where) + r"($|[.\[])", found["where"]) for found in self.problems)
+
+    def _is_misread(self, where: str) -> bool:
+        """Whether what is written at a place could not be read, so that it is not as if nothing stood there."""
+        return self._is_wrong(where) or any(re.match(re.escape(place) + r"[.\[]", where) for place in self.misread)
+
+    def _is_setting_misread(self, where: str, key: str, profile: Profile | None = None) -> bool:
+        """Whether a setting of an instance could not be read in one of its layers."""
+        chain = profile.chain if profile is not None else ()
+        layers = (where, "vllm_host_overrides", "vllm_group_overrides", *(f"vllm_profiles.{name}" for name in chain))
+        return any(self._is_misread(f"{layer}.{key}") for layer in layers)
 
     def _patches(self) -> dict[str, Patch]:
         """The shipped patches, and the site's where they are right: one that is wrong harms what names it alone."""
@@ -291,7 +307,10 @@ class _Composition:
         several = is_tensor_parallel((alone or {}).get("serve") or {})
         off = settings_without_toolchain(family, several) if toolchain == "none" else {}
         base = (self._base(name, release), layer(off, "toolchain none"))
-        settings, origins = resolve(merge_all(*base, written))
+        merged = merge_all(*base, written)
+        settings, origins = resolve(merged)
+        # For messages: what is missing because a layer takes it away is to be corrected there.
+        told = ChainMap(origins, removals(merged))
         self._check_removed(where, merge_all(*base, profile.settings, decided), upper, release)
         if release is not None and named is not None:
             self._check_fit(where, profile, release)
@@ -299,36 +318,38 @@ class _Composition:
 
         model = self._model_name(where, settings, "model")
         draft = self._model_name(where, settings, "draft_model")
-        if model is None and named is not None and not self._is_wrong(f"{where}.model"):
+        if model is None and named is not None and not self._is_setting_misread(where, "model", profile):
             self._wrong(f"{where}.model", "is missing", "Name the model to serve; profile and instance name none.")
         port = self._port(where, settings)
         address = settings.get("host") or "0.0.0.0"  # noqa: S104 - the firewall stands before it
         self._check_address(where, address)
         networks = self._networks(where, settings, origins, address)
         gpus = self._gpus(where, settings, release)
+        gpus_read = not self._is_setting_misread(where, "gpus")
         served = settings.get("served_model_name") or model
         origins.setdefault(("served_model_name",), origins.get(("model",), ""))
         self._check_served(where, settings, origins)
-        serve = self._serve(where, settings.get("serve") or {}, origins, gpus, release)
+        serve = self._serve(where, settings.get("serve") or {}, told, gpus, release)
         self._check_size(where, profile, serve, origins)
-        environment = self._environment(where, settings.get("environment") or {}, origins, release)
+        environment = self._environment(where, settings.get("environment") or {}, told, release)
         result = {"serve": serve, "environment": environment}
-        self._check_toolchain(where, off, result, origins)
+        self._check_toolchain(where, off, result, told)
         secrets = self._secrets(name, environment)
         self._take_previous_key(name, secrets, serve, environment, origins)
-        self._check_draft(where, profile, settings, origins, serve)
+        self._check_draft(where, profile, settings, told, serve)
         speculative = serve.get("speculative-config")
         if draft is not None and isinstance(speculative, dict) and "model" not in speculative:
             serve["speculative-config"] = {**speculative, "model": f"{self.models_root}/{draft}"}
             origins["serve", "speculative-config", "model"] = origins["draft_model",]
         if release is not None:
-            self._check_version(where, release, result, origins, self.shelf.context(str(model), about))
+            self._check_version(where, release, result, told, self.shelf.context(str(model), about))
         named_draft, beside = self._named_models(where, serve, origins)
         draft = draft or (named_draft if named_draft != model else None)  # its own MTP layers are part of its files
         if model is not None:
-            self._check_model(where, model, draft, release, result, origins, about)
+            self._check_model(where, model, draft, release, result, told, about)
         kind = profile.about.get("accelerator") or ("cpu" if release and release.variant == "cpu" else None)
-        self.claims.append({"name": name, "port": port, "gpus": gpus, "accelerator": kind, "serve": serve})
+        claim = {"name": name, "port": port, "gpus": gpus, "gpus_read": gpus_read, "accelerator": kind, "serve": serve}
+        self.claims.append(claim)
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in gpus)
             origins["environment", "CUDA_VISIBLE_DEVICES"] = origins["gpus",]
@@ -385,15 +406,16 @@ class _Composition:
 
     def _profile(self, where: str, name: str | None, origins: Mapping[tuple[str, ...], str]) -> Profile | None:
         if name is None:
-            if not self._is_wrong(f"{where}.profile"):
+            if not self._is_setting_misread(where, "profile"):
                 self._wrong(f"{where}.profile", "is missing", "Name a profile: " + nearest("", self.profiles))
             return None
         if name not in self.profiles:
-            self._wrong(
-                self._place(where, "profile", origins),
-                f"there is no profile {name!r}",
-                nearest(name, self.profiles).capitalize() + " The site's own stand in vllm_profiles.",
-            )
+            if not self._is_misread(f"vllm_profiles.{name}"):
+                self._wrong(
+                    self._place(where, "profile", origins),
+                    f"there is no profile {name!r}",
+                    sentence(nearest(name, self.profiles)) + " The site's own stand in vllm_profiles.",
+                )
             return None
         return self.profiles[name]
 
@@ -421,7 +443,7 @@ class _Composition:
             place = "vllm_release"
             origins["release",] = place
         if name is None:
-            if not self._is_wrong("vllm_release") and not self._is_wrong(f"{where}.release"):
+            if not self._is_wrong("vllm_release") and not self._is_setting_misread(where, "release"):
                 self._wrong(f"{where}.release", "is missing", "Set it, or vllm_release for all instances.")
             return None
         if name in self.releases:
@@ -430,7 +452,8 @@ class _Composition:
         site = self.value("vllm_releases")
         known = {*shipped_releases(), *site}
         if name not in known:
-            self._wrong(place, f"there is no release {name!r}", nearest(name, known).capitalize())
+            if not self._is_misread(f"vllm_releases.{name}"):
+                self._wrong(place, f"there is no release {name!r}", sentence(nearest(name, known)))
             return None
         release = self._read_release(name, place)
         if release is None:
@@ -524,7 +547,7 @@ class _Composition:
         for refusal in refusals:
             remedy = "Choose another release, or a profile in vllm_profiles that extends this one with its own range."
             if refusal.patch:
-                remedy = self._patched_release(refusal.patch, release)
+                remedy = self._patched_release(refusal.patch, release, profile)
             self._wrong(
                 f"{where}.release",
                 f"profile {profile.name} does not work with vLLM {release.vllm} of release {release.name}: "
@@ -559,7 +582,7 @@ class _Composition:
                     f"{where}.release",
                     f"profile {profile.name} needs patch {chosen.patch.name} with {chosen.patch.package} "
                     f"{chosen.version}, and release {release.name} lacks it: {chosen.patch.why.strip()}",
-                    self._patched_release(chosen.patch.name, release),
+                    self._patched_release(chosen.patch.name, release, profile),
                 )
 
     def _check_probes(self, where: str, profile: Profile, release: Release | None, toolchain: str | None) -> None:
@@ -568,7 +591,7 @@ class _Composition:
         for name in listed:
             if not is_probe(name) and not self._is_wrong(place := f"{site or f'profile {profile.name}'}.probes"):
                 known = [*PROBES, "signature:<module.function>:<parameter>"]
-                self._wrong(place, f"there is no probe {name!r}", nearest(name, known).capitalize())
+                self._wrong(place, f"there is no probe {name!r}", sentence(nearest(name, known)))
         if release is not None and toolchain == "none" and self._needs_flashinfer(profile, release):
             self._wrong(
                 f"{where}.release",
@@ -607,13 +630,13 @@ class _Composition:
                     "Remove it, or set vllm_toolchain: toolkit on a host with a CUDA toolkit.",
                 )
 
-    def _patched_release(self, patch: str, release: Release) -> str:
+    def _patched_release(self, patch: str, release: Release, profile: Profile) -> str:
         """How to come to a release with a patch."""
         known = self.patches.get(patch)
         if known is None:
             return f"The profile names patch {patch}, which does not exist: {nearest(patch, self.patches)}"
         carrying = [name for name in shipped_releases() if patch in _shipped_patches(name)]
-        past = [str(versions) for versions, _reason in known.needless]
+        past = [str(versions) for versions, _reason in known.needless if reaches(versions, profile)]
         return (
             "Choose a release that carries the patch"
             + (f" ({', '.join(carrying)})" if carrying else "")
@@ -634,7 +657,7 @@ class _Composition:
                 "stands in vllm_models.<name>.",
             )
             return None
-        if name not in models and not self._is_wrong(f"vllm_models.{name}"):
+        if name not in models and not self._is_misread(f"vllm_models.{name}"):
             self._wrong(
                 f"{where}.{key}",
                 f"vllm_models does not say where {name} comes from",
@@ -644,8 +667,7 @@ class _Composition:
 
     def _port(self, where: str, settings: Mapping[str, Any]) -> int | None:
         port: int | None = settings.get("port")
-        layers = (where, "vllm_host_overrides", "vllm_group_overrides")
-        if port is None and not any(self._is_wrong(f"{place}.port") for place in layers):
+        if port is None and not self._is_setting_misread(where, "port"):
             self._wrong(f"{where}.port", "is missing", "Set a port from 1024 to 65535.")
         return port
 
@@ -679,13 +701,16 @@ class _Composition:
     ) -> list[str]:
         own = settings.get("networks")
         # Where a proxy stands before the instances, clients have no way past it.
-        general = next((name for name in ("vllm_instance_networks", "vllm_client_networks") if name in self.set), None)
+        names = ("vllm_instance_networks", "vllm_client_networks")
+        general = next((name for name in names if name in self.set or self._is_wrong(name)), None)
+        if own is None and self._is_setting_misread(where, "networks"):
+            return []
         if own is None and general is not None:
-            own = self.set[general]
+            own = self.value(general)
             origins["networks",] = general
             where = general
         elif own is None:
-            if address not in ("localhost", "127.0.0.1", "::1") and not self._is_wrong("vllm_client_networks"):
+            if address not in ("localhost", "127.0.0.1", "::1"):
                 self._wrong(
                     "vllm_client_networks",
                     "is not set: nobody could reach the instances through the firewall",
@@ -745,7 +770,8 @@ class _Composition:
                 self._wrong(place, "is not set here", RESERVED_SERVE[flag.replace("_", "-")])
             elif not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", flag):
                 written = re.sub(r"[^a-z0-9]+", "-", flag.lower()).strip("-")
-                self._wrong(place, f"{flag!r} is not the long name of an argument", f"Write {written}.")
+                remedy = f"Write {written}." if written else "Remove it."
+                self._wrong(place, f"{flag!r} is not the long name of an argument", remedy)
             elif not _is_json(value):
                 self._wrong(
                     place, f"{value!r} cannot be passed to vLLM", "Give text, a number, a boolean, a list or a map."
@@ -754,34 +780,50 @@ class _Composition:
                 result[flag] = value
         if release is not None:
             result = serve_catalogue.plainly(release.vllm, result)
-        stop_s = self.value("vllm_service_stop_timeout_s")
-        shutdown_s = result.get("shutdown-timeout")
         # null in place of all arguments took it away, too, which has been said.
-        if f"{where}.serve" not in self.removed and (
-            not isinstance(shutdown_s, int) or isinstance(shutdown_s, bool) or not 0 <= shutdown_s < stop_s
-        ):
-            origin = origins.get(("serve", "shutdown-timeout"), "")
-            place = self._setting(where, ("serve", "shutdown-timeout"), origins)
+        if f"{where}.serve" not in self.removed:
+            self._check_shutdown(where, result.get("shutdown-timeout"), origins)
+        choice, parser = ("serve", "enable-auto-tool-choice"), ("serve", "tool-call-parser")
+        if result.get(choice[1]) is True and not result.get(parser[1]):
+            if parser in origins and parser[1] not in serve:
+                self._wrong(
+                    self._setting(where, parser, origins),
+                    f"is removed, and vLLM refuses to start without it where {choice[1]} is set "
+                    f"({self._setting(where, choice, origins)})",
+                    f"Leave the parser of the model's family, or set serve.{choice[1]} to null as well.",
+                )
+            elif not self._is_wrong(self._setting(where, parser, origins)):
+                self._wrong(
+                    self._setting(where, choice, origins),
+                    f"vLLM refuses to start with it when {parser[1]} is not set",
+                    f"Set serve.{parser[1]} to the parser of the model's family.",
+                )
+        self._check_parallel(where, result, gpus)
+        return result
+
+    def _check_shutdown(self, where: str, shutdown_s: Any, origins: Mapping[tuple[str, ...], str]) -> None:
+        """Whether vLLM ends by itself before systemd kills it."""
+        stop_s = self.value("vllm_service_stop_timeout_s")
+        origin = origins.get(("serve", "shutdown-timeout"), "")
+        place = self._setting(where, ("serve", "shutdown-timeout"), origins)
+        place = "vllm_service_shutdown_timeout_s" if origin.startswith("from ") else place
+        if not isinstance(shutdown_s, int) or isinstance(shutdown_s, bool) or shutdown_s < 0:
+            what = "is removed" if shutdown_s is None else f"is {shutdown_s!r}"
+            self._wrong(place, f"{what}, no whole number of seconds", f"Give one from 0 to {stop_s - 1}.")
+        elif shutdown_s >= stop_s and not self._is_wrong("vllm_service_stop_timeout_s"):
             self._wrong(
-                "vllm_service_shutdown_timeout_s" if origin.startswith("from ") else place,
+                place,
                 f"is {shutdown_s}, not below the stop limit of {stop_s} s: requests in flight would be killed",
                 "Lower it, or raise vllm_service_stop_timeout_s.",
             )
-        if result.get("enable-auto-tool-choice") is True and not result.get("tool-call-parser"):
-            self._wrong(
-                self._setting(where, ("serve", "enable-auto-tool-choice"), origins),
-                "vLLM refuses to start with it when tool-call-parser is not set",
-                "Set serve.tool-call-parser to the parser of the model's family.",
-            )
-        self._check_parallel(where, result, gpus)
-        return result
 
     def _check_parallel(self, where: str, serve: Mapping[str, Any], gpus: Sequence[int | str]) -> None:
         for flag in PARALLEL_SIZES:
             size = serve.get(flag, 1)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= LARGEST_SIZE:
                 self.wrong_sizes.add(f"{where}.{flag}")
-                self._wrong(f"{where}.serve.{flag}", f"is {size!r}", "Give a whole number from 1.")
+                shown = repr(size)[:80]
+                self._wrong(f"{where}.serve.{flag}", f"is {shown}", f"Give a whole number from 1 to {LARGEST_SIZE}.")
                 return
         needed = gpus_of(serve)
         if gpus and len(gpus) != needed and not self._is_wrong(f"{where}.gpus"):
@@ -869,7 +911,7 @@ class _Composition:
             and "model" not in speculative
         ):
             self._wrong(
-                removed,
+                self._setting(where, ("draft_model",), origins),
                 f"is removed, and serve.speculative-config still asks for the draft of profile {profile.name}",
                 "Set serve.speculative-config to null as well, or leave draft_model.",
             )
@@ -952,7 +994,8 @@ class _Composition:
         for named in named_paths(serve):
             place = self._setting(where, ("serve", *named.at), origins)
             name = named.below(self.models_root)
-            if self._is_wrong(place):
+            argument = self._setting(where, ("serve", named.at[0]), origins)
+            if any(self._is_wrong(one) for one in (argument, place, "hf_cache_root")):
                 continue
             if not named.absolute or ".." in named.path.split("/"):
                 hub = ", and vLLM would ask the Hub for it, which no host reaches" if named.repository else ""
@@ -970,11 +1013,12 @@ class _Composition:
                     "vllm_models is all that a bundle carries",
                 )
             elif name not in self.value("vllm_models"):
-                self._wrong(
-                    place,
-                    f"is {named.path}, and vllm_models does not say where {name} comes from",
-                    f"Add vllm_models.{name}; {nearest(name, self.value('vllm_models'))}",
-                )
+                if not self._is_misread(f"vllm_models.{name}"):
+                    self._wrong(
+                        place,
+                        f"is {named.path}, and vllm_models does not say where {name} comes from",
+                        f"Add vllm_models.{name}; {nearest(name, self.value('vllm_models'))}",
+                    )
             else:
                 models.append(name)
                 draft = name if named.draft else draft
@@ -1011,13 +1055,14 @@ class _Composition:
         found = self.shelf.estimate(instance["model"], instance["_draft"], instance["serve"], about, described)
         where = f"vllm_instances.{instance['name']}"
         # Whoever has to correct an argument corrects the sum with it.
-        if found["verdict"] in ("does not fit", "tight") and not self._is_wrong(where):
+        sure = not self._is_wrong(where) and not self._is_setting_misread(where, "serve", instance["_profile"])
+        if found["verdict"] in ("does not fit", "tight") and sure:
             self._say_estimate(where, found, f"profile {instance['profile']} is for {found['gpu_memory_gib']:g} GiB")
         return {"for": f"instance {instance['name']}", **found}
 
     def _say_estimate(self, where: str, found: Mapping[str, Any], of: str) -> None:
         least, rung = found["least_gpu_memory_gib"], found.get("remedy")
-        remedy = f"{rung['what'][0].upper()}{rung['what'][1:]}: {_settings(rung['serve'])}." if rung else ""
+        remedy = f"{sentence(rung['what'])}: {_settings(rung['serve'])}." if rung else ""
         if found["verdict"] == "tight":
             self._warn(
                 where,
@@ -1030,7 +1075,8 @@ class _Composition:
         what = f"{least} GiB per GPU are needed for one sequence of full context, and {of}"
         remedy = remedy or "Use more or larger GPUs, or a smaller model."
         beyond = least > found["gpu_memory_gib"] * (1 + UNSURE_SHARE)
-        if beyond and "doubt" not in found and MEMORY_FINDING not in self.value("preflight_waived"):
+        waived = MEMORY_FINDING in self.value("preflight_waived") or self._is_wrong("preflight_waived")
+        if beyond and "doubt" not in found and not waived:
             self._wrong(where, what, f"{remedy} Where you know better, name {MEMORY_FINDING} in preflight_waived.")
         else:
             doubt = f"; {found['doubt']}" if "doubt" in found else ""
@@ -1049,7 +1095,7 @@ class _Composition:
         decided = {} if release is None else release.flashinfer.environment()
         for name in decided.keys() - environment.keys():
             self._wrong(
-                f"{where}.environment.{name}",
+                self._setting(where, ("environment", name), origins),
                 f"is removed, and release {release.name if release else ''} is made to run with it",
                 "Leave it, or choose a release whose FlashInfer packages are one set.",
             )
@@ -1412,7 +1458,7 @@ class _Composition:
 
     def _check_conflicts(self, instances: Sequence[Mapping[str, Any]]) -> None:
         """What two parts of the host may not both have."""
-        ports = list(role_ports(self.groups, self.value))
+        ports = [port for port in role_ports(self.groups, self.value) if not self._is_wrong(port.where)]
         for claim in self.claims:
             ports += instance_ports(claim["name"], claim["port"], claim["serve"])
         self.warnings.extend(monitoring_ports(ports))
@@ -1438,7 +1484,7 @@ class _Composition:
                         f"GPU {gpu} is taken by instance {other} on the same host",
                         "Give each instance GPUs of its own.",
                     )
-            if claim["accelerator"] != "cuda":
+            if claim["accelerator"] != "cuda" or not claim["gpus_read"]:
                 continue
             taken = everything or (next(iter(gpus.values()), None) if not claim["gpus"] else None)
             if taken is not None and taken != name:
@@ -1457,7 +1503,7 @@ class _Composition:
             model = model or {}  # noqa: PLW2901 - an entry may be empty
             sources = [key for key in ("repository", "directory") if model.get(key)]
             least = 0 if self.value("hf_cache_share") else 1
-            if not least <= len(sources) <= 1 and not self._is_wrong(where):
+            if not least <= len(sources) <= 1 and not self._is_wrong(where) and not self._is_wrong("hf_cache_share"):
                 self._wrong(
                     where,
                     f"names {' and '.join(sources) or 'no source'}",
@@ -1466,7 +1512,8 @@ class _Composition:
             if model.get("repository"):
                 if not re.fullmatch(r"[\w.-]+/[\w.-]+", model["repository"]):
                     self._wrong(f"{where}.repository", f"is {model['repository']!r}", "Write organisation/name.")
-                if not re.fullmatch(r"[0-9a-f]{40}", model.get("revision") or ""):
+                wrong = self._is_wrong(f"{where}.revision")
+                if not wrong and not re.fullmatch(r"[0-9a-f]{40}", model.get("revision") or ""):
                     self._wrong(
                         f"{where}.revision",
                         f"is {model.get('revision')!r}, no commit",
@@ -1515,7 +1562,7 @@ class _Composition:
     def _check_secrets(self) -> None:
         instances = self.value("vllm_instances")
         for name in self.value("vllm_secrets"):
-            if name not in instances and not self._is_wrong(f"vllm_instances.{name}"):
+            if name not in instances and not self._is_misread(f"vllm_instances.{name}"):
                 self._wrong(
                     f"vllm_secrets.{name}",
                     "the host has no instance of that name",
@@ -1535,7 +1582,7 @@ def _shipped_patches(release: str) -> list[str]:
 def gpus_of(serve: Mapping[str, Any]) -> int:
     """GPUs that an instance takes by its arguments; sizes that are none count as one."""
     sizes = [serve.get(flag) for flag in PARALLEL_SIZES]
-    return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
+    return math.prod(size for size in sizes if isinstance(size, int) and 0 < size <= LARGEST_SIZE)
 
 
 def _settings(serve: Mapping[str, Any]) -> str:

@@ -84,6 +84,13 @@ def _resolve(merged: Layer, path: tuple[str, ...], origins: dict[tuple[str, ...]
     return value
 
 
+def removals(merged: Layer, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
+    """The path of each key that a layer removes, with the origin of its null."""
+    if isinstance(merged, Leaf):
+        return {path: merged.origin} if merged.value is None else {}
+    return {at: by for key, child in merged.children.items() for at, by in removals(child, (*path, key)).items()}
+
+
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Each leaf of a plain value with its path; an empty map is a leaf."""
     if isinstance(value, Mapping) and value:

@@ -190,7 +190,7 @@ def _parallel(model: Model, serve: Mapping[str, Any]) -> list[Finding]:
     tensor, heads = serve.get("tensor-parallel-size", 1), model.heads
     if not isinstance(tensor, int) or isinstance(tensor, bool) or tensor < 1 or not heads or heads % tensor == 0:
         return []
-    fitting = [str(count) for count in range(1, heads + 1) if heads % count == 0 and count <= 2 * tensor]
+    fitting = [str(count) for count in range(1, min(heads, 2 * tensor) + 1) if heads % count == 0]
     return [
         Finding(
             "tensor-parallel-size",

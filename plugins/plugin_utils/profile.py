@@ -11,7 +11,7 @@ from typing import Any
 
 from .catalogue import inventory_spec, shipped_profiles
 from .plan_layers import Branch, Layer, layer, merge, resolve
-from .role_variables import Problem, checked, nearest, problem
+from .role_variables import Problem, checked, nearest, problem, sentence
 
 try:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -86,6 +86,21 @@ class Profile:
         ]
 
 
+def reaches(versions: SpecifierSet, profile: Profile) -> bool:
+    """Whether a range has a version that the profile works with, whatever the patches."""
+    ranges = profile.about.get("vllm") or {}
+    texts = [ranges.get("versions") or "", *(one["versions"] for one in ranges.get("refused") or [])]
+    # What several ranges have in common begins with nothing, at one of their ends, or right after it.
+    ends = {
+        end.version.removesuffix(".*")
+        for text in (*texts, str(versions))
+        for end in SpecifierSet(text)
+        if end.operator != "==="  # text, that need be no version
+    }
+    tried = {"0", *ends, *(f"{Version(end).base_version}.0.0.0.1" for end in ends)}
+    return any(versions.contains(one, prereleases=True) and not profile.refusals(one) for one in tried)
+
+
 def _within(version: str, versions: str) -> bool:
     return Version(version) in SpecifierSet(versions, prereleases=True)
 
@@ -135,34 +150,42 @@ def _load(name: str, sources: Mapping[str, tuple[str, Any]], problems: list[Prob
     while base is not None:
         chain.append(base)
         origin, content = sources[base]
+        if any(found["where"] == f"{origin}.extends" for found in problems):
+            return None  # what it extends could not be read, or is no profile
         merged = merge(layer({key: value for key, value in content.items() if key != "extends"}, origin), merged)
         base = content.get("extends")
         if base is not None and (base not in sources or base in chain):
+            if any(found["where"] == f"vllm_profiles.{base}" for found in problems):
+                return None  # it is one, and could not be read
             place = f"{sources[name][0]}.extends"
-            if any(found["where"] in {f"{sources[link][0]}.extends" for link in chain} for found in problems):
-                return None  # another profile of the same chain has said it
             what = f"extends {base}, " + ("which extends it" if base in chain else "which is no profile")
-            remedy = "Break the circle." if base in chain else nearest(base, sources).capitalize()
+            remedy = "Break the circle." if base in chain else sentence(nearest(base, sources))
             problems.append(problem(place, what, remedy))
             return None
     if not isinstance(merged, Branch):
         return None
-    about, _origins = resolve(Branch({key: value for key, value in merged.children.items() if key in _ABOUT}))
+    about, origins = resolve(Branch({key: value for key, value in merged.children.items() if key in _ABOUT}))
     settings = Branch({key: value for key, value in merged.children.items() if key not in _ABOUT})
     versions = about.get("vllm") or {}
     wrong = False
-    ranges = [versions.get("versions")]
+    ranges = [("versions", versions.get("versions") or "")]
     for refused in versions.get("refused") or []:
-        ranges += [refused.get("versions"), *(refused.get("unless") or {}).values()]
-    for text in ranges:
-        try:
-            SpecifierSet(text or "")
-        except InvalidSpecifier:
+        ranges += [("refused", text) for text in (refused["versions"], *(refused.get("unless") or {}).values())]
+    for key, text in ranges:
+        if not _is_range(text):
             wrong = True
-            problems.append(
-                problem(f"{sources[name][0]}.vllm", f"{text!r} is no version range", 'Write it like ">=0.28.0,<0.34".')
-            )
+            place = f"{origins['vllm', key]}.vllm"
+            found = problem(place, f"{text!r} is no version range", 'Write it like ">=0.28.0,<0.34".')
+            if found not in problems:  # one that is extended has said it
+                problems.append(found)
     return None if wrong else Profile(name, about, settings, tuple(chain))
+
+
+def _is_range(text: Any) -> bool:
+    try:
+        return isinstance(text, str) and SpecifierSet(text) is not None
+    except InvalidSpecifier:
+        return False
 
 
 def checked_shipped_profiles() -> list[Problem]:

@@ -45,6 +45,9 @@ UNCATALOGUED = {
 }
 
 
+MINE = "vllm_profiles.tiny-cpu"
+
+
 BAD = [
     # what is wrong, the base, changes, where, a part of what or remedy
     ("unknown profile", TINY, instance(profile="tiny-cpuu"), "vllm_instances.glm.profile", "tiny-cpu?"),
@@ -56,9 +59,9 @@ BAD = [
     (
         "release defined wrongly",
         TINY,
-        {"vllm_release": "x", "vllm_releases": {"x": {"vllm": "0.28.0"}}},
-        "vllm_releases.x",
-        "variant",
+        {"vllm_releases": {"x": {**CPU_RELEASE, "variant": "rocm"}}},  # though no instance has it
+        "vllm_releases.x.variant",
+        "cpu or a CUDA variant",
     ),
     ("release is no map", TINY, {"vllm_release": "x", "vllm_releases": {"x": 3}}, "vllm_releases.x", "mapping"),
     ("model unknown", TINY, {"vllm_models": {}}, "vllm_instances.glm.model", "vllm_models.tiny-qwen3"),
@@ -359,7 +362,7 @@ BAD = [
         "unknown patch of a release",
         TINY,
         {"vllm_release": "mine", "vllm_releases": {"mine": {**CPU_RELEASE, "patches": ["gemma-4-mtp-embedings"]}}},
-        "vllm_releases.mine",
+        "vllm_releases.mine.patches",
         "gemma-4-mtp-embeddings?",
     ),
     (
@@ -878,6 +881,215 @@ BAD = [
         {"vllm_models": {"tiny-qwen3": {"directory": "~/gemma"}}},
         "vllm_models.tiny-qwen3.directory",
         "only a shell replaces",
+    ),
+    # -- entries of lists, and what lacks a key
+    *(
+        (f"{what} of a profile", TINY, {"vllm_profiles": {"tiny-cpu": {**PROFILE, **changes}}}, where, part)
+        for what, changes, where, part in (
+            ("package without a reason", {"packages": [{"name": "a"}]}, f"{MINE}.packages[0].for", "missing"),
+            ("package that is text", {"packages": ["ffmpeg"]}, f"{MINE}.packages[0]", "expected a map"),
+            ("package that is null", {"packages": [None]}, f"{MINE}.packages[0]", "is null"),
+            ("probe that is null", {"probes": [None]}, f"{MINE}.probes[0]", "is null"),
+            ("refusal that is text", {"vllm": {"refused": ["<1"]}}, f"{MINE}.vllm.refused[0]", "expected a map"),
+            (
+                "refusal without versions",
+                {"vllm": {"refused": [{"because": "x"}]}},
+                f"{MINE}.vllm.refused[0].versions",
+                "missing",
+            ),
+            (
+                "refusal with null for versions",
+                {"vllm": {"refused": [{"because": "x", "versions": None}]}},
+                f"{MINE}.vllm.refused[0].versions",
+                "missing",
+            ),
+            (
+                "refusal of a package's null",
+                {"vllm": {"refused": [{"because": "x", "versions": "<1", "unless": {"torch": None}}]}},
+                f"{MINE}.vllm",
+                "None is no version range",
+            ),
+        )
+    ),
+    ("network that is null", TINY, {"vllm_client_networks": [None]}, "vllm_client_networks[0]", "is null"),
+    (
+        "release of no version",
+        TINY,
+        {"vllm_releases": {"x": {**CPU_RELEASE, "vllm": ""}}},
+        "vllm_releases.x.vllm",
+        "''",
+    ),
+    (
+        "key that no release has",
+        TINY,
+        {"vllm_releases": {"x": {**CPU_RELEASE, "vlm": "0.28.0"}}},
+        "vllm_releases.x.vlm",
+        "did you mean vllm",
+    ),
+    # -- what would follow from another problem is not said
+    (
+        "no GPU of one of three instances",
+        GPU,
+        {
+            "vllm_instances": {
+                name: {"profile": "gemma-4-26b-l40s", "port": 8000 + place, "gpus": gpus}
+                for place, (name, gpus) in enumerate({"a": [0], "b": [-1], "c": [1]}.items())
+            }
+        },
+        "vllm_instances.b.gpus",
+        "no GPU",
+    ),
+    (
+        "GPUs of one of two instances that are no list",
+        GPU,
+        {
+            "vllm_instances": {
+                "a": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": 0},
+                "b": {"profile": "gemma-4-26b-l40s", "port": 8001, "gpus": [1]},
+            }
+        },
+        "vllm_instances.a.gpus",
+        "expected a list",
+    ),
+    *(
+        (f"{name} misread", TINY, {name: value}, name, part)
+        for name, value, part in (
+            ("vllm_instance_networks", {"a": 1}, "expected a list"),
+            ("vllm_models", [], "expected a map"),
+            ("vllm_instances", [], "expected a map"),
+        )
+    ),
+    (
+        "the port of a host's instances is no number",
+        TINY,
+        {"vllm_instances": {"glm": {"profile": "tiny-cpu"}}, "vllm_host_overrides": {"port": "x"}},
+        "vllm_host_overrides.port",
+        "expected int",
+    ),
+    ("overrides are text", TINY, {"vllm_instances": {"glm": {}}, "vllm_host_overrides": "x"}, None, "expected a map"),
+    (
+        "the model of a profile is no text",
+        TINY,
+        {"vllm_profiles": {"tiny-cpu": {**PROFILE, "model": 3}}},
+        "vllm_profiles.tiny-cpu.model",
+        "expected str",
+    ),
+    (
+        "what a profile extends is no profile",
+        TINY,
+        {"vllm_profiles": {"a": 3, "b": {"extends": "a"}}},
+        "vllm_profiles.a",
+        "expected a map",
+    ),
+    (
+        "stop limit that is no number, and a shutdown within it",
+        TINY,
+        {"vllm_service_stop_timeout_s": "x", "vllm_service_shutdown_timeout_s": 150},
+        "vllm_service_stop_timeout_s",
+        "expected int",
+    ),
+    (
+        "environment of a group with two instances",
+        TINY,
+        {
+            "vllm_group_overrides": {"environment": {"A": [1]}},
+            "vllm_instances": {
+                name: {"profile": "tiny-cpu", "port": port} for name, port in (("a", 8000), ("b", 8001))
+            },
+        },
+        "vllm_group_overrides.environment.A",
+        "text",
+    ),
+    # -- messages that are true
+    *(
+        (f"shutdown timeout {value!r}", TINY, serve(shutdown_timeout=value), None, "no whole number of seconds")
+        for value in (-5, "long", 1.5)
+    ),
+    ("argument without a name", TINY, instance(serve={"": 1}), "vllm_instances.glm.serve.", "Remove it"),
+    ("origins as text", TINY, serve(allowed_origins="*"), "vllm_instances.glm.serve.allowed-origins", "Give a list"),
+    ("origins as a map", TINY, serve(allowed_origins={"a": 1}), "vllm_instances.glm.serve.allowed-origins", "a list"),
+    (
+        "parser taken away from a profile that chooses tools",
+        GPU,
+        gemma(serve={"tool-call-parser": None}),
+        "vllm_instances.gemma.serve.tool-call-parser",
+        "(profile gemma-4-26b-l40s.serve.enable-auto-tool-choice)",
+    ),
+    (
+        "parser taken away from all of a host",
+        GPU,
+        {**gemma(), "vllm_host_overrides": {"serve": {"tool-call-parser": None}}},
+        "vllm_host_overrides.serve.tool-call-parser",
+        "is removed",
+    ),
+    (
+        "tokens to guess taken away",
+        {
+            **TINY,
+            "vllm_profiles": {
+                "tiny-cpu": {
+                    **PROFILE,
+                    "serve": {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}},
+                }
+            },
+        },
+        serve(speculative_config={"num_speculative_tokens": None}),
+        "vllm_instances.glm.serve.speculative-config",
+        "how many tokens",
+    ),
+    (
+        "patch that is needed, but by versions of which the profile has none",
+        GPU,
+        {"vllm_release": "0.25.0-cu130", **gemma()},
+        "vllm_instances.gemma.release",
+        "one that does not need it (>=0.27.0);",
+    ),
+    ("one of two names", TINY, {"wheel_mirror_prot": 80}, "wheel_mirror_prot", "wheel_mirror_port"),
+    # -- what vLLM takes and no instance serves with
+    ("listens on no port", TINY, serve(uds="/tmp/x.sock"), "vllm_instances.glm.serve.uds", "in place of its port"),
+    ("no API server", TINY, serve(api_server_count=0), "vllm_instances.glm.serve.api-server-count", "from 1"),
+    # -- what no conversion takes
+    *(
+        (f"speculative method {value!r}", TINY, serve(speculative_config={"method": value}), None, "no text")
+        for value in ([], {"a": 1}, 3)
+    ),
+    (
+        "speculative method of a version nobody looked at",
+        UNCATALOGUED,
+        serve(speculative_config={"method": []}),
+        None,
+        "no text",
+    ),
+    *(
+        (
+            f"{flag} beyond any host: {len(str(value))} digits as {type(value).__name__}",
+            TINY,
+            serve(**{flag: value}),
+            f"vllm_instances.glm.serve.{flag.replace('_', '-')}",
+            part,
+        )
+        for flag, part in (
+            ("tensor_parallel_size", "from 1 to 1024"),
+            ("master_port", "to 65535"),
+            ("gpu_memory_utilization", "up to 1"),
+        )
+        for value in ("9" * 400, 10**400)
+    ),
+    ("a model of no name", TINY, instance(model="\0"), "vllm_instances.glm.model", "no model name"),
+    # -- words in the environment
+    *(
+        (
+            f"{name} {value!r}",
+            TINY,
+            instance(environment={name: value}),
+            f"vllm_instances.glm.environment.{name}",
+            part,
+        )
+        for name, value, part in (
+            ("VLLM_WORKER_MULTIPROC_METHOD", "forkk", "Did you mean fork"),
+            ("VLLM_LOGGING_LEVEL", "loud", "DEBUG"),
+            ("VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS", "container,all", "container"),
+        )
     ),
     # -- null
     ("null instance", TINY, {"vllm_instances": {"glm": None}}, "vllm_instances.glm", "is empty"),
