@@ -421,9 +421,8 @@ def _tower_that_stays(model: Model) -> float:
     tower = model.config.get("vision_config")
     if "Gemma4ForConditionalGeneration" not in model.architectures or not isinstance(tower, Mapping):
         return 0.0
-    hidden, inner, layers = (
-        size(tower.get(key)) or 0 for key in ("hidden_size", "intermediate_size", "num_hidden_layers")
-    )
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers")
+    hidden, inner, layers = (min(size(tower.get(key)) or 0, int(_LARGEST)) for key in keys)
     if hidden % 64 == 0 and inner % 64 == 0:
         return 0.0
     return float(layers * (4 * hidden * hidden + 3 * hidden * inner) * model_bytes(model))
