@@ -8,6 +8,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import site_under_test as site
 
@@ -38,6 +40,11 @@ def test_the_plan_says_which_instance_would_restart_and_why_and_changes_nothing(
     assert f"+max-model-len: {LENGTH}" in said
     assert site.process(HOST, lab)["MainPID"] == before
     assert (status()["generation"], served_length(lab) != LENGTH) == (1, True)
+
+
+@pytest.mark.parametrize("tag", ["nftables", "vllm_service"])
+def test_one_role_alone_is_run_by_its_tag(tag):
+    assert site.changed(play("site", "--tags", tag)) == 0
 
 
 def test_an_upgrade_activates_a_new_generation(lab):
