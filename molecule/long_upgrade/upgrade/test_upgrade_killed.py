@@ -78,8 +78,8 @@ def older(lab):
 
 def one_generation_serves_after_the_next_run(lab):
     """What the dead control node started on the host goes on to its end there, and holds the host's lock until then."""
-    free = "flock --nonblock /run/lock/onprem-vllm.lock true && echo free || true"
-    site.wait("the end of what was started", lambda: lab("exec", HOST, "sh", "-c", free).strip() == "free")
+    free = ["flock", "--nonblock", "--conflict-exit-code", "0", "/run/lock/onprem-vllm.lock", "echo", "free"]
+    site.wait("the end of what was started", lambda: lab("exec", HOST, *free).strip() == "free")
     code, said = play("upgrade", *NEWER)
     assert code == 0, said
     assert version(lab) == "0.31.0"
