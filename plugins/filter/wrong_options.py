@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ansible.parsing.dataloader import DataLoader
+from ansible.utils.vars import load_extra_vars
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plain import plain
 from ansible_collections.onprem.vllm.plugins.plugin_utils.playbook_options import wrong_options as wrong
 from jinja2 import pass_context
@@ -15,10 +17,10 @@ from jinja2.runtime import Context
 
 @pass_context
 def wrong_options(context: Context, options: Mapping[str, str | Sequence[str]]) -> list[str]:
-    """Sentences; the variables are those of the task that asks."""
+    """Sentences; values are those of the task that asks, and what ``-e`` sets may be misspelt."""
     known = plain(dict(options))
     values = {name: plain(context[name]) for name in known if name in context}
-    return list(wrong(known, values, [plain(name) for name in context.get_all()]))
+    return list(wrong(known, values, [plain(name) for name in load_extra_vars(DataLoader())]))
 
 
 class FilterModule:

@@ -21,7 +21,7 @@ def wrong_options(
     Args:
         options: each option's choices, or ``switch`` or ``text``.
         values: of those that are set.
-        names: of all variables.
+        names: of what the command line sets.
 
     >>> list(wrong_options({"status_fail": "switch"}, {}, ["status_fial", "ansible_host"]))
     ['There is no status_fial: write status_fail.']

@@ -42,6 +42,14 @@ def test_an_option_that_is_none_is_refused(playbook: str, options: list[str], sa
     assert "UNREACHABLE" not in done.stdout
 
 
+def test_a_variable_of_an_inventory_that_looks_like_an_option_is_its_own(tmp_path: Path) -> None:
+    host = {"ansible_connection": "local", "plan_quer": "mine", "wheel_mirror_bundle": "/srv/b"}
+    groups = {"mirror": {"hosts": {"m1": {**host, "vllm_mirror_networks": ["10.0.0.0/8"]}}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": groups}}), encoding="utf-8")
+    done = ansible_playbook("-i", str(tmp_path), "playbooks/plan.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def inventory(folder: Path, **groups: str) -> str:
     """An inventory with one host for each group."""
     children = {group: {"hosts": {host: {}}} for group, host in groups.items()}
