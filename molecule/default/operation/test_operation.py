@@ -42,9 +42,9 @@ def test_the_plan_says_which_instance_would_restart_and_why_and_changes_nothing(
     assert (status()["generation"], served_length(lab) != LENGTH) == (1, True)
 
 
-@pytest.mark.parametrize("tag", ["nftables", "vllm_service"])
-def test_one_role_alone_is_run_by_its_tag(tag):
-    assert site.changed(play("site", "--tags", tag)) == 0
+@pytest.mark.parametrize("tags", ["nftables", "uv_venv", "vllm_service,cache_dirs"])
+def test_roles_are_run_by_their_tags_without_what_the_others_would_have_told(tags):
+    assert site.changed(play("site", "--tags", tags)) == 0
 
 
 def test_an_upgrade_activates_a_new_generation(lab):
