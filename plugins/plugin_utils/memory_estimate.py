@@ -59,6 +59,8 @@ _NUMBERS = (
     *("num_global_key_value_heads", "global_head_dim", "num_kv_shared_layers", "linear_num_key_heads"),
     *("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"),
 )
+# GiB of the KV cache on a CPU, for each of vLLM's workers (vllm/envs.py).
+CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 # Bytes of a weight with its share of scales: of checkpoints and, where vLLM quantises at load, of `quantization`.
 _WEIGHT_BYTES = {
     **dict.fromkeys(("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "experts_int8"), 1.0),
@@ -213,7 +215,7 @@ def host_memory_gib(serve: Mapping[str, Any], gpus: int) -> float:
 
 def cpu_cache_gib(environment: Mapping[str, Any]) -> float:
     """GiB of KV cache of an instance on the CPU, 4 where none are said (VLLM_CPU_KVCACHE_SPACE in vllm/envs.py)."""
-    return _gib(environment.get("VLLM_CPU_KVCACHE_SPACE", 4))
+    return _gib(environment.get(CPU_CACHE, 4))
 
 
 def _gib(value: Any) -> float:
@@ -554,9 +556,8 @@ def estimate(
     Returns:
         ``verdict`` is fits, tight, does not fit or unknown; ``remedy`` the first rung of the ladder that would help.
     """
-    for one in (model, draft):
-        if one is not None and (wrong := wrong_number(one)) is not None:
-            return {"verdict": "unknown", "source": f"{one.source}: {wrong}"}
+    if (misread := _misread(model, draft)) is not None:
+        return misread
     serving = serving_of(serve, model, gpu_gib)
     needed = demand(model, serving, draft)
     sequence_gib = needed.context / GIB
@@ -579,17 +580,70 @@ def estimate(
     if gpu_gib is None:
         return {**found, "verdict": "unknown"}
     verdict, available = _judge(needed, serving, gpu_gib)
-    sequences = max(available, 0.0) / GIB / sequence_gib if sequence_gib else 0.0
-    found |= {
-        "kv_cache_gib": round(max(available, 0.0) / GIB, 2),
-        "full_context_sequences": round(sequences, 2),
-        "verdict": verdict,
-    }
+    found |= {**_held(available, needed), "verdict": verdict}
     if verdict != "fits":
         found["remedy"] = next(_ladder(model, serving, gpu_gib, draft, verdict, gpus), None)
         if (why := doubt(model, serve)) is not None:
             found["doubt"] = why
     return found
+
+
+def estimate_on_cpu(
+    model: Model, serve: Mapping[str, Any], environment: Mapping[str, Any], draft: Model | None = None
+) -> dict[str, Any]:
+    """Whether the KV cache of an instance on a CPU, whose size is an argument of its own, holds a sequence.
+
+    Args:
+        serve: the instance's arguments.
+        environment: its environment; without ``VLLM_CPU_KVCACHE_SPACE`` vLLM takes a share of the host's memory.
+
+    Returns:
+        As of ``estimate``, without what only a GPU has.
+    """
+    if (misread := _misread(model, draft)) is not None:
+        return misread
+    needed = demand(model, serving_of(serve, model), draft)
+    found: dict[str, Any] = {
+        "weights_gib": round(needed.weights / GIB, 2),
+        "draft_gib": round(needed.draft / GIB, 2),
+        "kv_bytes_per_token": round(needed.token),
+        "state_bytes_per_sequence": round(needed.sequence),
+        "full_context_gib": round(needed.context / GIB, 2),
+        "source": model.source,
+        "verdict": "unknown",
+    }
+    if not (cache_gib := _gib(environment.get(CPU_CACHE))):
+        return found
+    found |= {**_held(cache_gib * GIB, needed), "verdict": "fits"}
+    if needed.context > cache_gib * GIB:
+        larger = {CPU_CACHE: str(math.ceil(needed.context / GIB))}
+        found |= {"verdict": "does not fit", "remedy": {"what": "a larger KV cache", "environment": larger}}
+        if (why := doubt(model, serve)) is not None:
+            found["doubt"] = why
+    return found
+
+
+def settings_of(remedy: Mapping[str, Any]) -> str:
+    """The settings of an estimate's ``remedy``, for a person."""
+    settings = {**remedy.get("serve", {}), **remedy.get("environment", {})}
+    return ", ".join(f"{name}: {value}" for name, value in settings.items())
+
+
+def _misread(model: Model, draft: Model | None) -> dict[str, Any] | None:
+    """The verdict where a model's configuration has a number that is none."""
+    for one in (model, draft):
+        if one is not None and (wrong := wrong_number(one)) is not None:
+            return {"verdict": "unknown", "source": f"{one.source}: {wrong}"}
+    return None
+
+
+def _held(available: float, needed: Demand) -> dict[str, float]:
+    """What is left for the KV cache, and how many sequences of full context that holds."""
+    left = max(available, 0.0)
+    return {
+        "kv_cache_gib": round(left / GIB, 2),
+        "full_context_sequences": round(left / needed.context if needed.context else 0.0, 2),
+    }
 
 
 def _judge(needed: Demand, serving: Serving, gpu_gib: float) -> tuple[str, float]:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from . import serve_catalogue
 from .catalogue import COLLECTION, inventory_spec, read_yaml
 from .flashinfer_set import CUBIN, VERSION_CHECK_SWITCH
-from .memory_estimate import UNSURE_SHARE, cpu_cache_gib, host_memory_gib
+from .memory_estimate import CPU_CACHE, UNSURE_SHARE, cpu_cache_gib, host_memory_gib, settings_of
 from .patch_catalogue import Patch, PatchCatalogueError, load_patches, patches_for
 from .plan_conflicts import (
     account_problems,
@@ -1052,29 +1052,37 @@ class _Composition:
         """Whether the instance fits the memory of the GPUs that its profile is for."""
         about = instance["_profile"].about
         described = self._describes(instance["_profile"], instance["model"])
-        found = self.shelf.estimate(instance["model"], instance["_draft"], instance["serve"], about, described)
+        settings = instance["serve"], instance["environment"]
+        found = self.shelf.estimate(instance["model"], instance["_draft"], *settings, about, described)
         where = f"vllm_instances.{instance['name']}"
         # Whoever has to correct an argument corrects the sum with it.
         sure = not self._is_wrong(where) and not self._is_setting_misread(where, "serve", instance["_profile"])
         if found["verdict"] in ("does not fit", "tight") and sure:
-            self._say_estimate(where, found, f"profile {instance['profile']} is for {found['gpu_memory_gib']:g} GiB")
+            self._say_estimate(where, instance["profile"], found)
         return {"for": f"instance {instance['name']}", **found}
 
-    def _say_estimate(self, where: str, found: Mapping[str, Any], of: str) -> None:
-        least, rung = found["least_gpu_memory_gib"], found.get("remedy")
-        remedy = f"{sentence(rung['what'])}: {_settings(rung['serve'])}." if rung else ""
+    def _say_estimate(self, where: str, profile: str, found: Mapping[str, Any]) -> None:
+        if (least := found.get("least_gpu_memory_gib")) is not None:
+            there = found["gpu_memory_gib"]
+            what = f"{least} GiB per GPU are needed for one sequence of full context, and profile {profile} is for "
+            otherwise = "Use more or larger GPUs, or a smaller model."
+        else:
+            least, there = found["full_context_gib"], found["kv_cache_gib"]
+            what = f"{least} GiB of KV cache are needed for one sequence of full context, and {CPU_CACHE} gives "
+            otherwise = ""
+        what = f"{what}{there:g} GiB"
+        rung = found.get("remedy")
+        remedy = f"{sentence(rung['what'])}: {settings_of(rung)}." if rung else ""
         if found["verdict"] == "tight":
             self._warn(
                 where,
-                f"fits tightly: {least} GiB per GPU are needed for one sequence of full context, and {of}: too little "
-                "stays free beside it",
+                f"fits tightly: {what}: too little stays free beside it",
                 remedy or "Expect it to run out of memory under load.",
                 "docs/memory.md",
             )
             return
-        what = f"{least} GiB per GPU are needed for one sequence of full context, and {of}"
-        remedy = remedy or "Use more or larger GPUs, or a smaller model."
-        beyond = least > found["gpu_memory_gib"] * (1 + UNSURE_SHARE)
+        remedy = remedy or otherwise
+        beyond = least > there * (1 + UNSURE_SHARE)
         waived = MEMORY_FINDING in self.value("preflight_waived") or self._is_wrong("preflight_waived")
         if beyond and "doubt" not in found and not waived:
             self._wrong(where, what, f"{remedy} Where you know better, name {MEMORY_FINDING} in preflight_waived.")
@@ -1583,10 +1591,6 @@ def gpus_of(serve: Mapping[str, Any]) -> int:
     """GPUs that an instance takes by its arguments; sizes that are none count as one."""
     sizes = [serve.get(flag) for flag in PARALLEL_SIZES]
     return math.prod(size for size in sizes if isinstance(size, int) and 0 < size <= LARGEST_SIZE)
-
-
-def _settings(serve: Mapping[str, Any]) -> str:
-    return ", ".join(f"{flag}: {value}" for flag, value in serve.items())
 
 
 def _is_json(value: Any) -> bool:

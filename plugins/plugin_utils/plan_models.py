@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .memory_estimate import GIB, estimate
+from .memory_estimate import GIB, estimate, estimate_on_cpu
 from .model_knowledge import Model, drafted_by, model_at, model_of, whole
 from .serve_catalogue import Finding, catalogued_versions, serve_catalogue, size
 
@@ -109,7 +109,13 @@ class ModelShelf:
         return whole(model.text.get("linear_key_head_dim")) if model is not None else None
 
     def estimate(
-        self, name: str, draft: str | None, serve: Mapping[str, Any], about: Mapping[str, Any], described: bool
+        self,
+        name: str,
+        draft: str | None,
+        serve: Mapping[str, Any],
+        environment: Mapping[str, str],
+        about: Mapping[str, Any],
+        described: bool,
     ) -> dict[str, Any]:
         """The memory estimate of an instance; ``about`` is its profile's, ``described`` whether for this very model."""
         numbers, hardware = about.get("numbers") or {}, about.get("hardware") or {}
@@ -121,10 +127,11 @@ class ModelShelf:
                 "verdict": "unknown",
                 "source": f"neither the files of {name} are at hand nor numbers in the profile",
             }
-        if about.get("accelerator") == "cpu":
-            # On a CPU the KV cache has a size of its own (VLLM_CPU_KVCACHE_SPACE), beside the host's memory.
-            return estimate(model, serve, None, helper)
-        found = estimate(model, serve, hardware.get("gpu_memory_gib"), helper, hardware.get("gpus"))
+        found = (
+            estimate_on_cpu(model, serve, environment, helper)
+            if about.get("accelerator") == "cpu"
+            else estimate(model, serve, hardware.get("gpu_memory_gib"), helper, hardware.get("gpus"))
+        )
         if found["verdict"] in ("tight", "does not fit") and not described and self._at_hand(name) is None:
             found["doubt"] = f"the numbers are those of another model than {name}"
         return found

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .memory_estimate import settings_of
 from .plan_facts import what_is_decided
 from .plan_layers import leaves
 
@@ -117,17 +118,19 @@ def _estimate(found: Mapping[str, Any]) -> str:
         return f"{found['verdict']}: {found['source']}"
     weights = found["weights_gib"] + found["draft_gib"]
     text = (
-        f"{found['verdict']}: weights {weights:.1f} GiB per GPU, KV cache {found['full_context_gib']:.2f} GiB per "
-        f"sequence of full context, at least {found['least_gpu_memory_gib']:.0f} GiB"
+        f"{found['verdict']}: weights {weights:.1f} GiB{' per GPU' if 'gpus' in found else ''}, KV cache "
+        f"{found['full_context_gib']:.2f} GiB per sequence of full context"
     )
+    if (least := found.get("least_gpu_memory_gib")) is not None:
+        text += f", at least {least:.0f} GiB"
     if "kv_cache_gib" in found:
+        of = f"of {found['gpu_memory_gib']:g} GiB, " if "gpus" in found else ""
         text += (
-            f"; of {found['gpu_memory_gib']:g} GiB, {found['kv_cache_gib']:.1f} are left for the KV cache: "
+            f"; {of}{found['kv_cache_gib']:.1f} GiB are left for the KV cache: "
             f"{found['full_context_sequences']:.1f} such sequences"
         )
     if remedy := found.get("remedy"):
-        settings = ", ".join(f"{flag}: {value}" for flag, value in remedy["serve"].items())
-        text += f"; {remedy['what']} would help ({settings})"
+        text += f"; {remedy['what']} would help ({settings_of(remedy)})"
     return text
 
 

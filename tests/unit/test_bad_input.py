@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.onprem.vllm.plugins.plugin_utils.catalogue import shipped_profiles
 from ansible_collections.onprem.vllm.tests.unit.plan_inputs import (
     CPU_RELEASE,
     CUDA_RELEASE,
@@ -801,6 +802,16 @@ BAD = [
         },
         "vllm_instances.glm",
         "More GPUs: tensor-parallel-size: 8",
+    ),
+    (
+        "context beyond the KV cache of a CPU",
+        TINY,
+        {
+            "vllm_profiles": {"tiny-cpu": {**PROFILE, "numbers": shipped_profiles()["glm-5.2-nvfp4-8gpu"]["numbers"]}},
+            **serve(max_model_len=131072),
+        },
+        "vllm_instances.glm",
+        "GiB of KV cache are needed for one sequence of full context, and VLLM_CPU_KVCACHE_SPACE gives 1 GiB",
     ),
     # -- what arguments name on the host
     *(

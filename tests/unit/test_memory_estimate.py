@@ -22,6 +22,7 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.memory_estimate import
     OUTSIDE_GIB,
     demand,
     estimate,
+    estimate_on_cpu,
     experts,
     kv_cache_tokens,
     layer_kinds,
@@ -294,6 +295,35 @@ def test_more_gpus_are_as_many_as_there_are_and_heads_allow(gpus: int | None, si
     assert estimate(odd, {**serve, "tensor-parallel-size": 2}, 95.0, None, gpus)["remedy"] is None
 
 
+@pytest.mark.parametrize(
+    ("space", "verdict", "remedy"),
+    [
+        ("16", "fits", None),
+        ("8", "fits", None),
+        ("7", "does not fit", {"what": "a larger KV cache", "environment": {"VLLM_CPU_KVCACHE_SPACE": "8"}}),
+        (None, "unknown", None),
+        ("0", "unknown", None),
+    ],
+)
+def test_the_cache_of_a_cpu_holds_a_sequence_or_does_not(
+    space: str | None, verdict: str, remedy: dict[str, Any] | None
+) -> None:
+    """Two times 8 heads of 128, 2 bytes each, in 16 layers: 64 KiB a token, 8 GiB for 131,072 tokens."""
+    config = {
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "torch_dtype": "bfloat16",
+        "architectures": ["LlamaForCausalLM"],
+    }
+    model = model_of(config, 4 * GIB, "by hand")
+    found = estimate_on_cpu(model, {"max-model-len": 131072}, {"VLLM_CPU_KVCACHE_SPACE": space} if space else {})
+    assert (found["verdict"], found.get("remedy"), found["full_context_gib"]) == (verdict, remedy, 8.0)
+    assert found.get("full_context_sequences") == (None if verdict == "unknown" else round(int(space or 0) / 8, 2))
+
+
 def test_layers_by_kind() -> None:
     assert layer_kinds(profile_model("qwen3-next-80b-fp8-2gpu")) == {"full": 12, "sliding": 0, "mla": 0, "gdn": 36}
     assert layer_kinds(profile_model("gemma-4-26b-l40s")) == {"full": 5, "sliding": 25, "mla": 0, "gdn": 0}
@@ -324,5 +354,6 @@ def test_what_real_vllm_lays_out_for_the_tiny_model(tmp_path: Path) -> None:
     logged = re.search(r"KV cache size: ([\d,]+) tokens", text)
     assert logged, text[-3000:]
     model = model_at(CACHE / "models/tiny-qwen3")
-    needed = demand(model, serving_of({"max-model-len": 1024}, model))
-    assert kv_cache_tokens(GIB, needed, 1024) == pytest.approx(int(logged[1].replace(",", "")), rel=0.01)
+    assert model is not None
+    found = estimate_on_cpu(model, {"max-model-len": 1024}, {"VLLM_CPU_KVCACHE_SPACE": "1"})
+    assert found["full_context_sequences"] * 1024 == pytest.approx(int(logged[1].replace(",", "")), rel=0.01)

@@ -524,6 +524,7 @@ SIZES += ["pipeline-parallel-size", "data-parallel-size", "cpu-offload-gb", "kv-
 
 
 @settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("accelerator", ["cuda", "cpu"])
 @given(
     st.dictionaries(st.sampled_from(CONFIG_KEYS), ODD | st.dictionaries(st.sampled_from(CONFIG_KEYS), ODD)),
     st.dictionaries(st.sampled_from(SIZES), ODD),
@@ -533,16 +534,19 @@ SIZES += ["pipeline-parallel-size", "data-parallel-size", "cpu-offload-gb", "kv-
 @example({"hidden_size": 10**400, "num_hidden_layers": 1}, {"max-model-len": 10**400}, 1)
 @example({"linear_num_value_heads": 1, "linear_key_head_dim": 1, "num_hidden_layers": 4}, {}, 1)
 @example({"text_config": 5, "quantization_config": "fp8", "layer_types": {"a": 1}}, {}, 1)
-def test_no_number_crashes_the_estimate_and_none_of_its_own_is_odd(config: dict, serve: dict, weights: Any) -> None:
+def test_no_number_crashes_the_estimate_and_none_of_its_own_is_odd(
+    accelerator: str, config: dict, serve: dict, weights: Any
+) -> None:
     profile = {
-        "accelerator": "cuda",
+        "accelerator": accelerator,
+        "environment": {"VLLM_CPU_KVCACHE_SPACE": "1"} if accelerator == "cpu" else {},
         "model": "tiny-qwen3",
         "serve": serve,
         "hardware": {"gpu_memory_gib": 80},
         "numbers": {"config": config, "weights_gib": weights, "source": "a test"},
     }
     made = plan(
-        GPU,
+        GPU if accelerator == "cuda" else TINY,
         vllm_profiles={"odd": profile},
         vllm_models=TINY["vllm_models"],
         vllm_instances={"glm": {"profile": "odd", "port": 8000}},
