@@ -13,7 +13,11 @@ from ansible.template import Templar
 from ansible.vars.hostvars import HostVars
 from ansible_collections.onprem.vllm.plugins.filter.plan import read_and_compose, read_pieces
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
-from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_conflicts import kept_from_mirror, one_machine_twice
+from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_conflicts import (
+    kept_from_mirror,
+    names_of_several_models,
+    one_machine_twice,
+)
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_groups import unreadable
 from jinja2 import TemplateError
 
@@ -33,7 +37,8 @@ def plans(hostvars: HostVars, hosts: Iterable[str], with_secrets: bool = False) 
     ways = {name: _way(hostvars, name, loader) for name in found}
     for name, wrong in one_machine_twice(ways):
         found[name]["problems"].append(wrong)
-    for name, doubtful in kept_from_mirror(found, {name: way[0] for name, way in ways.items()}):
+    addresses = {name: way[0] for name, way in ways.items()}
+    for name, doubtful in (*kept_from_mirror(found, addresses), *names_of_several_models(found)):
         found[name]["warnings"].append(doubtful)
     return found
 

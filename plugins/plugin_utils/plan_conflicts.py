@@ -177,6 +177,22 @@ def kept_from_mirror(
                 )
 
 
+def names_of_several_models(plans: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Instances whose model is served under a name that another model has already: a proxy takes them for the same."""
+    if not any(plan["proxy"] for plan in plans.values()):
+        return  # each instance has an address of its own
+    first: dict[str, tuple[str, str]] = {}
+    for host, plan in plans.items():
+        for instance in plan["instances"]:
+            name, model = instance["served_model_name"], instance["model"]
+            other, there = first.setdefault(name, (model, host))
+            if model != other:
+                what = f"is {name}, as which {there} serves {other}, and this is {model}: requests go to either"
+                remedy = "Give it a name of its own, unless both are the same model in two forms."
+                where = f"vllm_instances.{instance['name']}.served_model_name"
+                yield host, {**problem(where, what, remedy), "source": "the proxy's routes, by name"}
+
+
 def _address(text: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(text)

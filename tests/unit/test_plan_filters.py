@@ -206,6 +206,29 @@ def test_a_mirror_that_hosts_cannot_reach_is_worth_a_look(tmp_path: Path, networ
     assert said == {"m1": [], **{host: ["vllm_mirror_networks"] * (host in kept_out) for host in ("h1", "h2")}}
 
 
+@pytest.mark.parametrize(
+    ("proxy", "second", "said"),
+    [
+        ("proxy", "model: other", ["vllm_instances.glm.served_model_name"]),
+        ("proxy", "model: other, served_model_name: another", []),
+        ("proxy", "serve: {max-num-seqs: 2}", []),
+        ("ungrouped", "model: other", []),
+    ],
+)
+def test_two_models_of_one_name_behind_a_proxy_are_worth_a_look(
+    tmp_path: Path, proxy: str, second: str, said: list[str]
+) -> None:
+    inventory = TWO.replace("NETWORK", "10.20.0.0/16").replace(
+        "SECOND", f"10.20.0.12, vllm_instances: {{glm: {{profile: tiny-cpu, port: 8000, {second}}}}}"
+    )
+    inventory = inventory.replace("directory: /srv/tiny}", "directory: /srv/tiny}, other: {directory: /srv/other}")
+    made = composed(tmp_path, f"{inventory}    {proxy}: {{hosts: {{p1: {{ansible_host: 10.20.0.13}}}}}}\n")
+    found = [one for one in made["h2"]["warnings"] if "served_model_name" in one["where"]]
+    assert [one["where"] for one in found] == said
+    assert all("is tiny-qwen3, as which h1 serves tiny-qwen3, and this is other" in one["what"] for one in found)
+    assert made["h1"]["warnings"] == []
+
+
 def test_what_cannot_be_evaluated_is_a_problem_and_others_variables_are_not_touched(hostvars: HostVars) -> None:
     [found] = plans.plans(hostvars, ["h2"])["h2"]["problems"]
     assert found["where"] == "vllm_release"
