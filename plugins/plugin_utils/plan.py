@@ -158,6 +158,10 @@ class _Composition:
                 result = checked(value, known[name], name, self.problems)
                 if result is not None:
                     self.set[name] = result
+        planned = read_yaml(COLLECTION / "catalogue" / "inventory.yml")["planned"]
+        for name in planned.keys() & {*variables, *unreadable}:
+            remedy = f"Set {planned[name]}, or remove it." if planned[name] else "Remove it."
+            self._warn(name, "changes nothing: the playbooks set it, from the plan", remedy, "catalogue/inventory.yml")
         self.misread = [found["where"] for found in self.problems]
         self.profiles: dict[str, Profile | None] = load_profiles(self.value("vllm_profiles"), self.problems)
         self.patches = self._patches()
@@ -1540,7 +1544,7 @@ class _Composition:
                     "Write 1 or more, or 1% to 100%.",
                 )
         if not self.value("vllm_upgrade_batches"):
-            self._wrong("vllm_upgrade_batches", "is empty, which is all hosts at once", "Write [100%] if you mean it.")
+            self._wrong("vllm_upgrade_batches", "is empty", "Remove the line for the default, or write [100%] for all hosts at once.")
 
     def _take_previous_key(
         self,

@@ -141,6 +141,32 @@ def test_a_role_can_be_taken_back_and_says_what_it_is(role: Path) -> None:
     assert not galaxy.get("dependencies")
 
 
+def set_by_playbooks() -> set[str]:
+    """Variables that playbooks hand to roles and that come from the plan, or from what an earlier role told."""
+
+    def handed(node: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(node, list):
+            for child in node:
+                yield from handed(child)
+        elif isinstance(node, dict):
+            if any(key.endswith(("import_role", "include_role")) for key in node):
+                yield from (node.get("vars") or {}).items()
+            if "role" in node:
+                yield from node.items()
+            for child in node.values():
+                yield from handed(child)
+
+    playbooks = (COLLECTION / "playbooks").glob("**/*.yml")
+    pairs = [pair for path in playbooks for pair in handed(yaml.safe_load(path.read_text(encoding="utf-8")))]
+    told = re.compile(r"vllm_plan|vllm_routes|vllm_secrets|hostvars|_pruned|_result")
+    return {name for name, value in pairs if told.search(str(value)) and not name.startswith("__")}
+
+
+def test_what_the_playbooks_set_themselves_is_known_to_the_plan() -> None:
+    planned = yaml.safe_load((COLLECTION / "catalogue/inventory.yml").read_text(encoding="utf-8"))["planned"]
+    assert set(planned) == set_by_playbooks()
+
+
 def test_inventory_variables_have_types_and_descriptions() -> None:
     for name, option in walk(inventory_spec()):
         assert option.get("type") in TYPES, name

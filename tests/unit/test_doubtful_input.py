@@ -107,6 +107,8 @@ DOUBTFUL = [
             ("ssl_keyfile", "/etc/ssl/private/ours.pem"),
         )
     ),
+    ("a user of its own for one role", TINY, {"host_base_user": "llm"}, "host_base_user", "Set vllm_service_user"),
+    ("a list that the playbooks make", TINY, {"uv_venv_needed": ["/opt/vllm/releases/a"]}, "uv_venv_needed", "changes nothing"),
 ]
 
 

@@ -10,6 +10,11 @@ def test_packages_come_without_recommended_ones(host):
     assert not host.package("site-extra").is_installed
 
 
+def test_a_daemon_that_a_package_brings_is_not_started(host):
+    daemon = host.service("site-daemon")
+    assert (daemon.is_enabled, daemon.is_running) == (True, False)
+
+
 def test_other_sources_stay_but_were_not_asked(host, lab):
     assert host.file("/etc/apt/sources.list.d/unreachable.list").exists
     assert "http://role" in host.file("/etc/apt/sources.list.d/onprem-vllm.sources").content_string
