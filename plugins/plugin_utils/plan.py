@@ -1544,7 +1544,9 @@ class _Composition:
                     "Write 1 or more, or 1% to 100%.",
                 )
         if not self.value("vllm_upgrade_batches"):
-            self._wrong("vllm_upgrade_batches", "is empty", "Remove the line for the default, or write [100%] for all hosts at once.")
+            self._wrong(
+                "vllm_upgrade_batches", "is empty", "Remove the line for the default, or write [100%] for all at once."
+            )
 
     def _take_previous_key(
         self,

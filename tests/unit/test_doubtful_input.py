@@ -108,7 +108,13 @@ DOUBTFUL = [
         )
     ),
     ("a user of its own for one role", TINY, {"host_base_user": "llm"}, "host_base_user", "Set vllm_service_user"),
-    ("a list that the playbooks make", TINY, {"uv_venv_needed": ["/opt/vllm/releases/a"]}, "uv_venv_needed", "changes nothing"),
+    (
+        "a list that the playbooks make",
+        TINY,
+        {"uv_venv_needed": ["/opt/vllm/releases/a"]},
+        "uv_venv_needed",
+        "changes nothing",
+    ),
 ]
 
 
