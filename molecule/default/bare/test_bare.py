@@ -20,6 +20,7 @@ def test_a_listener_that_the_firewall_would_cut_is_named_before_anything_changes
     finally:
         lab("exec", HOST, "systemctl", "stop", "exporter")
     assert done.returncode != 0
-    assert "tcp/9100" in done.stdout and "exporter.service" in done.stdout, done.stdout
+    assert "tcp/9100" in done.stdout, done.stdout
+    assert "exporter.service" in done.stdout, done.stdout
     assert "nftables_extra_rules (such as 'tcp dport 9100 accept')" in " ".join(done.stdout.split()), done.stdout
     assert not [line for line in lab("changes", HOST).splitlines() if "vllm" in line]
