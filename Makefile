@@ -125,9 +125,9 @@ catalogue: tools .cache/vllm-0.31.0/.complete ## what vllm serve of a version ac
 	  $(VERSION) .cache/vllm-wheels/vllm-$(VERSION)-*.whl --python .cache/vllm-0.31.0/bin/python --also .cache/vllm-also
 
 .PHONY: oldest-core
-oldest-core: tools lab-image $(OLDEST)/.complete ## the oldest ansible-core that is supported: plans, two roles on a bare host
+oldest-core: tools lab-image $(OLDEST)/.complete ## the oldest ansible-core that is supported: playbooks, filters, two roles on a bare host
 	export PATH="$(CURDIR)/$(OLDEST)/bin:$(PATH)"
-	pytest -m "not slow" tests/unit/test_plan*.py tests/unit/test_inventory.py
+	pytest -m "not slow" tests/unit/test_{plan_filters,inventory,playbook_refusals,playbook_options}.py
 	ansible-playbook -i inventory/example playbooks/plan.yml >/dev/null
 	trap '$(LAB) --lab oldest down' EXIT
 	$(LAB) --lab oldest up role1
