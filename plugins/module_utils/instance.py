@@ -84,11 +84,6 @@ class Limits:
         """Longer than systemd itself waits in all, so that systemd's own verdict comes first."""
         return self.stop_s + self.device_s + self.start_s + 60
 
-    @property
-    def stop_bound_s(self) -> float:
-        """Longer than TimeoutStopSec and the kill after it."""
-        return self.stop_s + 120
-
 
 @dataclass(frozen=True)
 class Places:
@@ -331,7 +326,7 @@ class Host:
         path = self.places.units / unit
         state = unit_state(unit)
         if state.loaded:
-            stop(unit, self.limits.stop_bound_s)
+            stop(unit)
         self._wanted_by(unit).unlink(missing_ok=True)
         if path.exists():
             path.unlink()
@@ -513,7 +508,7 @@ class Host:
             for other in due:
                 content = other.instance.content
                 if other is not holder and (content.port == manifest.get("port") or gpus & set(content.gpus)):
-                    stop(holder.instance.unit, self.limits.stop_bound_s)
+                    stop(holder.instance.unit)
                     stopped.add(holder.instance.name)
                     break
         return stopped

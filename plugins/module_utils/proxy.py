@@ -453,7 +453,7 @@ def remove(places: Places, *, check_mode: bool) -> bool:
     """Take everything back but the release; whether there was something."""
     units = [*places.units.glob(LITELLM.format("*")), places.units / HAPROXY]
     wants = places.units / "multi-user.target.wants"
-    links = [*wants.glob(LITELLM.format("*")), wants / HAPROXY]
+    links = [wants / HAPROXY, *wants.glob(LITELLM.format("*"))]  # while HAProxy runs, requests keep LiteLLM up
     found = places.etc.is_dir() or any(path.exists() or path.is_symlink() for path in [*units, *links])
     if check_mode or not found:
         return found

@@ -70,7 +70,7 @@ class UnitState:
         return self.active == "activating" and self.sub in ("start-pre", "start", "start-post")
 
 
-def systemctl(*words: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+def systemctl(*words: str, timeout_s: float | None = COMMAND_TIMEOUT_S) -> str:
     """The output of ``systemctl``.
 
     Raises:
@@ -151,7 +151,10 @@ def start_and_wait(unit: str, bound_s: float) -> None:
 
 
 def wait_started(unit: str, bound_s: float, earlier_invocation: str = "") -> None:
-    """Wait until the start of ``unit`` that is under way has ended; see start_and_wait()."""
+    """Wait until the start of ``unit`` that is under way has ended; see start_and_wait().
+
+    The bound begins once the process before has ended: how long that may take is the unit's own TimeoutStopSec.
+    """
     until = time.monotonic() + bound_s
     pause = 0.1
     invocations: list[str] = []
@@ -160,12 +163,14 @@ def wait_started(unit: str, bound_s: float, earlier_invocation: str = "") -> Non
         fresh = state.invocation != earlier_invocation
         if fresh and state.invocation and state.invocation not in invocations:
             invocations.append(state.invocation)
+        if not fresh and state.active == "deactivating":
+            until = time.monotonic() + bound_s
         failure = None
         if fresh and state.restarts:
             failure = _end_of_process(state) + " and was started again by systemd"
         elif fresh and state.active == "active":
             return
-        elif state.sub.startswith("auto-restart") or (state.active == "failed" and (fresh or not state.job)):
+        elif (state.sub.startswith("auto-restart") or state.active == "failed") and (fresh or not state.job):
             failure = _end_of_process(state)
         elif state.active == "inactive" and not state.job:
             failure = "it stopped before it was ready"
@@ -181,14 +186,13 @@ def wait_started(unit: str, bound_s: float, earlier_invocation: str = "") -> Non
         pause = min(pause * 1.3, 1.0)
 
 
-def stop(unit: str, timeout_s: float = 330.0) -> None:
+def stop(unit: str) -> None:
     """Stop ``unit``, also one that waits for its next automatic start. One that is not there is stopped.
 
-    Raises:
-        SystemdError: it had not ended after ``timeout_s``, more than its own TimeoutStopSec.
+    However long it takes: systemd ends it by the unit's own TimeoutStopSec, which a second bound here would only miss.
     """
     if unit_state(unit).loaded:
-        systemctl("stop", unit, timeout_s=timeout_s)
+        systemctl("stop", unit, timeout_s=None)
 
 
 def journal(invocations: Sequence[str], most: int = 14) -> list[str]:
@@ -260,14 +264,14 @@ def _end_of_process(state: UnitState) -> str:
     return f"it failed ({state.result or state.sub})"
 
 
-def _run(words: list[str], timeout_s: float) -> str:
+def _run(words: list[str], timeout_s: float | None) -> str:
     done = _ended(words, timeout_s)
     if done.returncode:
         raise SystemdError(f"{' '.join(words)}: {(done.stderr or done.stdout).strip() or f'status {done.returncode}'}")
     return done.stdout
 
 
-def _ended(words: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+def _ended(words: list[str], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             words,
@@ -279,7 +283,7 @@ def _ended(words: list[str], timeout_s: float) -> subprocess.CompletedProcess[st
             errors="replace",
         )
     except subprocess.TimeoutExpired:
-        raise SystemdError(f"{' '.join(words)}: no end after {timeout_s:.0f} s") from None
+        raise SystemdError(f"{' '.join(words)}: no end after {timeout_s} s") from None
     except OSError as error:
         raise SystemdError(
             f"{words[0]} cannot be run ({error.strerror}): this host needs systemd as its init."

@@ -1,0 +1,47 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The proxy's units and configurations, rendered as the role does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+
+ROLE = Path(__file__).parents[2] / "roles" / "litellm_proxy"
+MODEL = {"name": "tiny", "slug": "tiny", "key": None, "servers": [{"name": "a", "address": "gpu1", "port": 8001}]}
+
+
+def trusted(value: Any) -> Any:
+    """As Ansible takes what it reads from a role's own files."""
+    if isinstance(value, dict):
+        return {name: trusted(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [trusted(one) for one in value]
+    return trust_as_template(value) if isinstance(value, str) else value
+
+
+def templar(**variables: Any) -> Templar:
+    known: dict[str, Any] = {"inventory_hostname": "proxy1", "litellm_proxy_models": [MODEL]}
+    for name in ("defaults", "vars"):
+        known = {**trusted(yaml.safe_load((ROLE / name / "main.yml").read_text(encoding="utf-8"))), **known}
+    return Templar(loader=DataLoader(), variables={**known, **variables})
+
+
+def text(name: str, **variables: Any) -> str:
+    template = (ROLE / "templates" / name).read_text(encoding="utf-8")
+    return str(templar(**variables).template(trust_as_template(template)))
+
+
+def settings(name: str, **variables: Any) -> dict[str, str]:
+    """The settings of a unit."""
+    return dict(line.split("=", 1) for line in text(name, **variables).splitlines() if "=" in line and line[0] != "#")
+
+
+def test_litellm_gets_as_long_to_answer_what_it_has_as_a_request_may_take() -> None:
+    found = templar(litellm_proxy_request_timeout_s=900).template(trust_as_template("{{ __litellm_proxy_environment }}"))
+    assert found["GRACEFUL_SHUTDOWN_TIMEOUT"] == 900
+    assert settings("onprem-vllm-litellm@.service.j2", litellm_proxy_request_timeout_s=900)["TimeoutStopSec"] == "910"
