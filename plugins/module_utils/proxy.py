@@ -164,7 +164,6 @@ class Host:
             self._plain(etc / "litellm.yaml", proxy.litellm_config),
             self._plain(etc / "onprem_vllm_keys.py", proxy.litellm_auth),
             self._plain(self.places.units / LITELLM_TEMPLATE, proxy.litellm_unit),
-            self._plain(self.places.programs / "proxy.py", proxy.program),
             File(etc / "environment", marked.encode(), 0o400),
             File(etc / "keys.json", keys, 0o400, proxy.owner, keys.decode()),
         ]
@@ -183,6 +182,7 @@ class Host:
         return [
             self._plain(etc / "haproxy.cfg", proxy.haproxy_config.replace(DIGEST_MARK, mark)),
             self._plain(self.places.units / HAPROXY, proxy.haproxy_unit),
+            self._plain(self.places.programs / "proxy.py", proxy.program),  # a reload runs it
             self._plain(etc / "too-large.lua", proxy.haproxy_lua),
             File(etc / "limits.map", limits.encode(), 0o400, shown=limits),
             File(etc / "teams.map", teams.encode(), 0o400, shown=teams),

@@ -42,6 +42,7 @@ def settings(name: str, **variables: Any) -> dict[str, str]:
 
 
 def test_litellm_gets_as_long_to_answer_what_it_has_as_a_request_may_take() -> None:
-    found = templar(litellm_proxy_request_timeout_s=900).template(trust_as_template("{{ __litellm_proxy_environment }}"))
+    environment = trust_as_template("{{ __litellm_proxy_environment }}")
+    found = templar(litellm_proxy_request_timeout_s=900).template(environment)
     assert found["GRACEFUL_SHUTDOWN_TIMEOUT"] == 900
     assert settings("onprem-vllm-litellm@.service.j2", litellm_proxy_request_timeout_s=900)["TimeoutStopSec"] == "910"
