@@ -318,7 +318,8 @@ class Host:
             state = unit_state(unit)
             earlier[unit] = state.invocation
             systemctl("enable", "--quiet", unit)
-            if state.active == "failed":
+            # What ended it before does not count against this start: neither its restarts nor a limit.
+            if state.loaded:
                 systemctl("reset-failed", unit)
             systemctl("restart", "--no-block", unit)
         for unit, invocation in earlier.items():

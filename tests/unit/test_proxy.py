@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.onprem.vllm.plugins.module_utils import haproxy_socket, proxy_certificate
+from ansible_collections.onprem.vllm.plugins.module_utils import haproxy_socket, proxy, proxy_certificate
 from ansible_collections.onprem.vllm.plugins.module_utils.proxy import (
     DIGEST_VARIABLE,
     Host,
@@ -27,6 +27,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate impo
     OwnCa,
     check,
 )
+from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import UnitState
 
 NAMES = ("llm.example.internal", "10.20.0.11", "fd00::11")
 SECRET = "sk-master-0123456789"
@@ -152,6 +153,32 @@ def test_no_secret_is_in_a_diff_and_what_holds_one_is_root_s_alone(tmp_path: Pat
     holding = {file.path.name for file in files if SECRET.encode() in file.content or b"secret-key" in file.content}
     assert holding == {"environment", "certificate.pem"}
     assert {file.mode for file in files if file.path.name in holding} == {0o400}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What systemd was told, on a host where every unit runs with something else and every start succeeds."""
+    words: list[str] = []
+    running = UnitState(True, "active", "running", "success", 0, 0, "old", False, False, 0, 0)
+    monkeypatch.setattr(proxy, "unit_state", lambda _unit: running)
+    monkeypatch.setattr(proxy, "systemctl", lambda *given, **_unused: words.append(" ".join(given)))
+    monkeypatch.setattr(proxy, "wait_started", lambda unit, *_unused: words.append(f"wait for {unit}"))
+    up = [haproxy_socket.Server("litellm", port, "UP", 0, int(port), 0) for port in ("4001", "4002")]
+    monkeypatch.setattr(Host, "_servers", lambda _host: up)
+    monkeypatch.setattr(Host, "running_digest", lambda _host, _port: "another")
+    return words
+
+
+def test_a_planned_restart_does_not_count_those_before(tmp_path: Path, told: list[str]) -> None:
+    host = made(tmp_path, ports=(4001, 4002))
+    assert host.processes(host.litellm_files()) == [f"onprem-vllm-litellm@{port}.service" for port in (4001, 4002)]
+    for port in (4001, 4002):
+        unit = f"onprem-vllm-litellm@{port}.service"
+        assert told.index(f"reset-failed {unit}") < told.index(f"restart --no-block {unit}")
+    # One after the other.
+    assert told.index("wait for onprem-vllm-litellm@4001.service") < told.index(
+        "restart --no-block onprem-vllm-litellm@4002.service"
+    )
 
 
 def test_a_certificate_that_does_not_fit_is_refused_before_a_file_is_written(tmp_path: Path) -> None:

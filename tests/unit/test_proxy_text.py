@@ -7,6 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
@@ -46,3 +47,10 @@ def test_litellm_gets_as_long_to_answer_what_it_has_as_a_request_may_take() -> N
     found = templar(litellm_proxy_request_timeout_s=900).template(environment)
     assert found["GRACEFUL_SHUTDOWN_TIMEOUT"] == 900
     assert settings("onprem-vllm-litellm@.service.j2", litellm_proxy_request_timeout_s=900)["TimeoutStopSec"] == "910"
+
+
+@pytest.mark.parametrize("name", ["onprem-vllm-litellm@.service.j2", "onprem-vllm-haproxy.service.j2"])
+def test_a_process_that_ends_comes_back_however_often(name: str) -> None:
+    found = settings(name)
+    assert (found["Restart"], found["StartLimitIntervalSec"]) == ("always", "0")
+    assert int(found["RestartSec"]) > 0
