@@ -183,7 +183,7 @@ class Host:
             self._plain(etc / "haproxy.cfg", proxy.haproxy_config.replace(DIGEST_MARK, mark)),
             self._plain(self.places.units / HAPROXY, proxy.haproxy_unit),
             self._plain(self.places.programs / "proxy.py", proxy.program),  # a reload runs it
-            self._plain(etc / "too-large.lua", proxy.haproxy_lua),
+            self._plain(etc / "refuse.lua", proxy.haproxy_lua),
             File(etc / "limits.map", limits.encode(), 0o400, shown=limits),
             File(etc / "teams.map", teams.encode(), 0o400, shown=teams),
             File(etc / "canary.map", b"", 0o400),  # filled in HAProxy's memory alone, by the module canary

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,36 @@ def test_a_process_that_ends_comes_back_however_often(name: str) -> None:
     found = settings(name)
     assert (found["Restart"], found["StartLimitIntervalSec"]) == ("always", "0")
     assert int(found["RestartSec"]) > 0
+
+
+def section(head: str) -> list[str]:
+    """The lines of one section of HAProxy's configuration."""
+    lines = text("haproxy.cfg.j2").splitlines()
+    begin = lines.index(head) + 1
+    end = next((index for index in range(begin, len(lines)) if lines[index][:1].isalpha()), len(lines))
+    return [line.strip() for line in lines[begin:end] if line.strip()]
+
+
+def position(lines: list[str], what: str) -> int:
+    return next(index for index, line in enumerate(lines) if what in line)
+
+
+def test_what_nobody_may_send_ends_before_litellm_is_asked() -> None:
+    clients = section("frontend clients")
+    found = [position(clients, what) for what in ("status 405", "GET takes no body", "status 411", "lua.too_large")]
+    assert found == sorted(found)
+    # By its key and not by its rate, which an unknown one has not.
+    assert position(clients, "lua.unknown_key if { var(txn.team) -m str -- - }") < position(
+        clients, "set-var(txn.limit)"
+    )
+
+
+def test_idle_clients_leave_connections_for_what_litellm_asks() -> None:
+    assert "maxconn 4000" in section("frontend clients")
+    assert not [line for line in section("global") if line.startswith("maxconn")]
+
+
+def test_every_refusal_that_is_named_is_there() -> None:
+    named = re.findall(r"use-service lua\.(\w+)", text("haproxy.cfg.j2"))
+    lua = (ROLE / "files" / "refuse.lua").read_text(encoding="utf-8")
+    assert sorted(named) == sorted(re.findall(r'^refuse\("(\w+)"', lua, re.MULTILINE))

@@ -39,6 +39,33 @@ def test_what_is_no_request(lab, body, header, wanted):
     assert json.loads(said)["error"]["code"] == str(wanted)
 
 
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+@pytest.mark.parametrize(
+    ("path", "more", "wanted"),
+    [
+        ("/v1/models", ["-X", "GET", "-H", "Transfer-Encoding: chunked", "-d", "{}"], 400),
+        ("/v1/models", ["-X", "GET", "-d", "{}"], 400),
+        ("/v1/chat/completions", ["-X", "PUT", "-H", "Transfer-Encoding: chunked", "-d", "{}"], 405),
+        ("/v1/chat/completions", ["-X", "DELETE"], 405),
+    ],
+)
+def test_no_other_method_and_no_body_with_get(lab, version, path, more, wanted):
+    status, said = proxy.ask(lab, path, version, "-H", "Content-Type: application/json", *more)
+    assert (status, json.loads(said)["error"]["code"]) == (wanted, str(wanted))
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+def test_an_unknown_key_is_refused_by_haproxy_whatever_the_size_of_its_body(lab, at, version):
+    body = proxy.WORK / "body"
+    for size in (10, 1_000_000):
+        body.write_text(json.dumps({"model": "tiny", "prompt": "x" * size}))
+        more = [version, "-H", "Content-Type: application/json", "--data-binary", f"@{body}"]
+        status, said = proxy.ask(lab, "/v1/completions", *more, key="sk-nobody-knows-this-one")
+        assert (status, json.loads(said)["error"]["message"]) == (401, "this key is not known here")
+    last = at("role1").check_output("journalctl --no-pager --output cat -u onprem-vllm-haproxy -n 20").splitlines()
+    assert [line.split()[-1] for line in last if " 401 " in line][-2:] == ["clients/<lua.unknown_key>"] * 2
+
+
 def test_an_instance_that_answers_500_harms_nobody_else(lab):
     proxy.mode(lab, 8003, "broken")
     status, said = proxy.chat(lab, "org/Lone")
