@@ -45,6 +45,13 @@ HAPROXY = "onprem-vllm-haproxy.service"
 LITELLM = "onprem-vllm-litellm@{}.service"
 LITELLM_TEMPLATE = "onprem-vllm-litellm@.service"
 HIDDEN = "(hidden)"
+# How to ask a model, by the paths that clients may use; of an embedding model only the last is answered.
+QUESTIONS: Mapping[str, Mapping[str, object]] = {
+    "/v1/completions": {"prompt": "The capital of France is", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
+    "/v1/responses": {"input": "hello", "max_output_tokens": 16},
+    "/v1/embeddings": {"input": "hello"},
+}
 
 
 class ProxyFailed(RuntimeError):
@@ -85,6 +92,8 @@ class Proxy:
     port: int
     names: tuple[str, ...]
     owner: tuple[int, int]
+    listen: tuple[str, ...] = ("127.0.0.1",)
+    paths: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     certificate: Certificate | None = field(default=None, repr=False)
     renew_days: int = 30
@@ -350,7 +359,7 @@ class Host:
         return f"{told} and serve. Correct the cause and run again."
 
     def answers(self) -> dict[str, object]:
-        """Seconds that each model took to answer a completion through the front door, or what came instead."""
+        """Seconds that each model took to answer through the front door, or what came instead."""
         return {model: self._answer(model) for model in self.proxy.models}
 
     def _answer(self, model: str) -> object:
@@ -368,21 +377,35 @@ class Host:
             time.sleep(1)
 
     def _ask(self, model: str) -> str:
-        """Empty where the model answered, else what came. The certificate must be the very one that was installed."""
+        """Empty where the model answered in any way that is open to clients, else what came first.
+
+        Where none is that is known here, HAProxy and LiteLLM alone are asked.
+        """
+        open_ways = [path for path in QUESTIONS if path in self.proxy.paths]
+        said = [] if open_ways else [self._said("/health", None)]
+        for path in open_ways:
+            said.append(self._said(path, {"model": model, **QUESTIONS[path]}))
+            if not said[-1]:
+                return ""
+        return said[0]
+
+    def _said(self, path: str, question: Mapping[str, object] | None) -> str:
+        """Empty for an answer of 200, else what came. The certificate must be the very one that was installed."""
         installed = (self.places.etc / "certificate.pem").read_text(encoding="utf-8")
         leaf = installed[installed.index("-----BEGIN CERT") : installed.index("-----END CERT") + 25]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # compared as a whole below
-        connection = http.client.HTTPSConnection("127.0.0.1", self.proxy.port, timeout=60, context=context)
+        address = next(iter(self.proxy.listen), "127.0.0.1").strip("[]")
+        address = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
+        connection = http.client.HTTPSConnection(address, self.proxy.port, timeout=60, context=context)
         try:
             connection.connect()
             served = connection.sock.getpeercert(binary_form=True)
             if served != ssl.PEM_cert_to_DER_cert(leaf.strip()):
                 return "another certificate is served than was installed"
-            body = json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 1})
             key = self.proxy.secrets.get("LITELLM_MASTER_KEY", "")
             headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-            connection.request("POST", "/v1/completions", body, headers)
+            connection.request("POST" if question else "GET", path, json.dumps(question) if question else None, headers)
             answer = connection.getresponse()
             content = answer.read(2000).decode(errors="replace")
         finally:

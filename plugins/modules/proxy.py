@@ -14,7 +14,7 @@ description:
   - HAProxy is reloaded, which keeps every connection. LiteLLM's processes restart one after the other, each ready by an
     answer of its own before the next; where the first does not start, the files that ran before come back.
   - A process or HAProxy that runs with other content than the files is found out and restarted or reloaded.
-  - Ends with a completion of every model through the front door.
+  - Ends with an answer of every model through the front door, in the first of the ways that are open to clients.
 options:
   release_path:
     description: Directory of LiteLLM's release. It must hold C(manifest.json) and C(bin/litellm).
@@ -66,6 +66,16 @@ options:
     description: Port that clients use.
     type: int
     default: 443
+  listen:
+    description: Addresses that HAProxy's configuration listens on; the first is asked in the end.
+    type: list
+    elements: str
+    default: [127.0.0.1]
+  paths:
+    description: Paths that are open to clients.
+    type: list
+    elements: str
+    default: []
   names:
     description: Names and addresses that clients use; the certificate must be for all of them.
     type: list
@@ -172,6 +182,8 @@ def main() -> None:
             "models": {"type": "list", "elements": "str", "default": []},
             "ports": {"type": "list", "elements": "int", "default": []},
             "port": {"type": "int", "default": 443},
+            "listen": {"type": "list", "elements": "str", "default": ["127.0.0.1"]},
+            "paths": {"type": "list", "elements": "str", "default": []},
             "names": {"type": "list", "elements": "str", "default": []},
             "certificate": {"type": "str"},
             "certificate_key": {"type": "str", "no_log": True},
@@ -209,6 +221,8 @@ def main() -> None:
         models=tuple(given["models"]),
         ports=tuple(given["ports"]),
         port=given["port"],
+        listen=tuple(given["listen"]),
+        paths=tuple(given["paths"]),
         names=tuple(given["names"]),
         owner=_owner(given["user"]),
         certificate=certificate,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import socket
 import ssl
@@ -186,6 +187,48 @@ def test_a_certificate_that_does_not_fit_is_refused_before_a_file_is_written(tmp
     with pytest.raises(ProxyFailed, match="do not belong together"):
         bring_about(host, check_mode=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("paths", "asked"),
+    [
+        (("/v1/models", "/v1/completions", "/v1/embeddings"), ["POST /v1/completions", "POST /v1/embeddings"]),
+        (("/v1/chat/completions",), ["POST /v1/chat/completions"]),
+        (("/v1/rerank",), ["GET /health"]),
+    ],
+)
+def test_a_model_is_asked_where_and_as_clients_may(tmp_path: Path, paths: tuple[str, ...], asked: list[str]) -> None:
+    """Of completions this one knows nothing, as an embedding model."""
+    seen: list[str] = []
+
+    class Front(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_unused: object) -> None:
+            """Say nothing."""
+
+        def do_GET(self) -> None:
+            seen.append(f"{self.command} {self.path}")
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_error(404) if self.path == "/v1/completions" else self.send_response(200)
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+    with http.server.HTTPServer(("127.0.0.2", 0), Front) as server:
+        host = made(tmp_path, listen=("127.0.0.2",), port=server.server_port, paths=paths, models=("tiny",))
+        host.places.etc.mkdir()
+        (host.places.etc / "certificate.pem").write_bytes(host.ca.issue(NAMES).pem)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(host.places.etc / "certificate.pem")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert isinstance(host.answers()["tiny"], float)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert seen == asked
 
 
 def test_haproxy_is_asked_through_its_socket(tmp_path: Path) -> None:
