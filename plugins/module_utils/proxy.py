@@ -45,6 +45,7 @@ HAPROXY = "onprem-vllm-haproxy.service"
 LITELLM = "onprem-vllm-litellm@{}.service"
 LITELLM_TEMPLATE = "onprem-vllm-litellm@.service"
 HIDDEN = "(hidden)"
+MASTER = "master"  # the team of the master key, as the filter proxy_keys calls it
 # How to ask a model, by the paths that clients may use; of an embedding model only the last is answered.
 QUESTIONS: Mapping[str, Mapping[str, object]] = {
     "/v1/completions": {"prompt": "The capital of France is", "max_tokens": 1},
@@ -348,7 +349,9 @@ class Host:
         """Bring the files that ran before back; what to tell of it. The other process was not touched."""
         for file in files:
             if file.path in before:
-                write_file(file.path, before[file.path], file.mode, file.owner)
+                keys = file.path.name == "keys.json"
+                content = _with_former_master(before[file.path], file.content) if keys else before[file.path]
+                write_file(file.path, content, file.mode, file.owner)
         systemctl("daemon-reload")
         told = "\nThe files that ran before were brought back"
         try:
@@ -503,6 +506,18 @@ def write(files: Sequence[File]) -> None:
         if not file.stands():
             file.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             write_file(file.path, file.content, file.mode, file.owner)
+
+
+def _with_former_master(before: bytes, keys: bytes) -> bytes:
+    """Keys as they shall be, for a revoked one must not come back, and the master key that the former environment has.
+
+    Only LiteLLM's readiness step gets in with that one: HAProxy knows the new keys alone.
+    """
+    try:
+        former = {key: entry for key, entry in json.loads(before).items() if entry["team"] == MASTER}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        former = {}
+    return json.dumps({**former, **json.loads(keys)}, indent=1, sort_keys=True).encode()
 
 
 def _reload_where_stale(unit: str) -> None:

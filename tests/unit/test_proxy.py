@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import socket
 import ssl
@@ -28,7 +29,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate impo
     OwnCa,
     check,
 )
-from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import UnitState
+from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import StartFailed, UnitState
 
 NAMES = ("llm.example.internal", "10.20.0.11", "fd00::11")
 SECRET = "sk-master-0123456789"
@@ -180,6 +181,33 @@ def test_a_planned_restart_does_not_count_those_before(tmp_path: Path, told: lis
     assert told.index("wait for onprem-vllm-litellm@4001.service") < told.index(
         "restart --no-block onprem-vllm-litellm@4002.service"
     )
+
+
+@pytest.mark.usefixtures("told")
+def test_what_a_failed_run_brings_back_is_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Revoked, shortened and added keys stay as they shall be; the former master key only lets LiteLLM start."""
+
+    def key(team: str, **more: object) -> dict[str, object]:
+        return {"team": team, "models": [], "requests_per_minute": 0, "expires": None, **more}
+
+    former = {"a" * 64: key("master"), "b" * 64: key("revoked"), "c" * 64: key("shortened")}
+    host = made(tmp_path, keys=former)
+    host.processes(host.litellm_files())
+    wanted = {"d" * 64: key("master"), "c" * 64: key("shortened", expires=1.0), "e" * 64: key("added")}
+    host = made(tmp_path, keys=wanted, litellm_config="wrong: true\n", ports=(4001, 4002))
+    starts = iter([StartFailed("no"), None])
+
+    def wait(*_unused: object) -> None:
+        if failure := next(starts):
+            raise failure
+
+    monkeypatch.setattr(proxy, "wait_started", wait)
+    with pytest.raises(ProxyFailed, match="were brought back and serve"):
+        host.processes(host.litellm_files())
+    assert (host.places.etc / "litellm.yaml").read_text(encoding="utf-8") == "model_list: []\n"
+    kept = json.loads((host.places.etc / "keys.json").read_text(encoding="utf-8"))
+    assert {entry["team"] for entry in kept.values()} == {"master", "shortened", "added"}
+    assert ({"a" * 64, "d" * 64} < {*kept}, kept["c" * 64]["expires"]) == (True, 1.0)
 
 
 def test_a_certificate_that_does_not_fit_is_refused_before_a_file_is_written(tmp_path: Path) -> None:
