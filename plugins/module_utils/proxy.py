@@ -17,7 +17,6 @@ import os
 import shutil
 import ssl
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +65,7 @@ class Places:
     etc: Path = Path("/etc/vllm-proxy")
     units: Path = Path("/etc/systemd/system")
     runtime: Path = Path("/run/onprem-vllm-haproxy")
+    trial: Path = Path("/run/onprem-vllm-haproxy-check")
     programs: Path = Path("/opt/vllm/libexec")
 
     @property
@@ -243,24 +243,28 @@ class Host:
             return self.ca.issue(self.proxy.names), due
         return self.ca.issued(), due
 
-    def validate(self, files: Sequence[File]) -> None:
-        """Let HAProxy and systemd read everything before any of it counts.
+    def validate(self, haproxy: Sequence[File], litellm: Sequence[File]) -> None:
+        """Let HAProxy and systemd read what they will, before any of it counts.
+
+        HAProxy's key lies in memory meanwhile, and what a killed run left there goes with the next one.
 
         Raises:
             ProxyFailed: HAProxy refuses its configuration; the message quotes it.
             SystemdError: systemd refuses a unit.
         """
-        etc = str(self.places.etc)
-        with tempfile.TemporaryDirectory(prefix="onprem-vllm-") as directory:
-            for file in files:
-                if file.path.parent == self.places.etc:
+        etc, trial = self.places.etc, self.places.trial
+        shutil.rmtree(trial, ignore_errors=True)
+        trial.mkdir(mode=0o700)
+        try:
+            for file in haproxy:
+                if file.path.parent == etc:
                     content = file.content
                     if file.path.name == "haproxy.cfg":
-                        content = content.replace(f"{etc}/".encode(), f"{directory}/".encode())
-                    write_file(Path(directory, file.path.name), content, 0o600)
+                        content = content.replace(f"{etc}/".encode(), f"{trial}/".encode())
+                    write_file(trial / file.path.name, content, 0o600)
             try:
                 done = subprocess.run(
-                    ["haproxy", "-c", "-q", "-f", f"{directory}/haproxy.cfg"],
+                    ["haproxy", "-c", "-q", "-f", f"{trial}/haproxy.cfg"],
                     capture_output=True,
                     text=True,
                     check=False,
@@ -268,9 +272,11 @@ class Host:
                 )
             except OSError as error:
                 raise ProxyFailed(f"haproxy cannot be run ({error.strerror}): install the package haproxy.") from error
+        finally:
+            shutil.rmtree(trial, ignore_errors=True)
         if done.returncode:
             raise ProxyFailed(f"HAProxy does not accept its configuration:\n{done.stderr.strip()}")
-        for file in files:
+        for file in [*haproxy, *litellm]:
             if file.path.parent == self.places.units:
                 verify_unit(file.path.name.replace("@.", "@1."), file.content.decode())
 
@@ -458,7 +464,7 @@ def _carry_out(host: Host, *, check_mode: bool) -> dict[str, object]:
     program = Path(host.proxy.release, "bin", "litellm")
     if not os.access(program, os.X_OK) or not Path(host.proxy.release, "manifest.json").is_file():
         raise ProxyFailed(f"The release {host.proxy.release} is missing or not whole; install it first (role uv_venv).")
-    host.validate([*haproxy, *litellm])
+    host.validate(haproxy, litellm)
     front = host.front(haproxy)
     restarted = host.processes(litellm)
     for unit in others:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import secrets
+import shutil
 import ssl
 import subprocess
 import tempfile
@@ -47,34 +49,49 @@ def check(certificate: Certificate, names: Sequence[str]) -> None:
     Raises:
         CertificateRefused: the key is another one's, it is not valid now, or not for all of ``names``.
     """
-    with tempfile.TemporaryDirectory(prefix="onprem-vllm-") as directory:
-        path = Path(directory, "certificate.pem")
-        write_file(path, certificate.pem, 0o600)
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path)
-        except ssl.SSLError as error:
-            raise CertificateRefused(
-                f"The certificate and its key do not belong together, or one of them is no PEM ({error.reason}). Give "
-                "litellm_proxy_certificate with the leaf first, and the key it was issued for."
-            ) from None
-        ends = _openssl("x509", "-in", str(path), "-noout", "-enddate").partition("=")[2].strip()
-        begins = _openssl("x509", "-in", str(path), "-noout", "-startdate").partition("=")[2].strip()
-        now = time.time()
-        if now >= ssl.cert_time_to_seconds(ends):
-            raise CertificateRefused(f"The certificate has expired: it was valid until {ends}. Have it renewed.")
-        if now < ssl.cert_time_to_seconds(begins):
-            raise CertificateRefused(f"The certificate is not valid before {begins}; look at this host's clock, too.")
-        wrong = [name for name in names if not _is_for(path, name)]
-        if wrong:
-            raise CertificateRefused(
-                f"The certificate is not for {', '.join(wrong)}. Have one issued for all of litellm_proxy_names, or "
-                "correct that list."
-            )
+    try:
+        _load(certificate)
+    except ssl.SSLError as error:
+        raise CertificateRefused(
+            f"The certificate and its key do not belong together, or one of them is no PEM ({error.reason}). Give "
+            "litellm_proxy_certificate with the leaf first, and the key it was issued for."
+        ) from None
+    ends = _read(certificate.chain, "-enddate").partition("=")[2].strip()
+    begins = _read(certificate.chain, "-startdate").partition("=")[2].strip()
+    now = time.time()
+    if now >= ssl.cert_time_to_seconds(ends):
+        raise CertificateRefused(f"The certificate has expired: it was valid until {ends}. Have it renewed.")
+    if now < ssl.cert_time_to_seconds(begins):
+        raise CertificateRefused(f"The certificate is not valid before {begins}; look at this host's clock, too.")
+    wrong = [name for name in names if not _is_for(certificate.chain, name)]
+    if wrong:
+        raise CertificateRefused(
+            f"The certificate is not for {', '.join(wrong)}. Have one issued for all of litellm_proxy_names, or "
+            "correct that list."
+        )
 
 
-def _is_for(path: Path, name: str) -> bool:
-    option = "-checkip" if _is_address(name) else "-checkhost"
-    return "does match" in _openssl("x509", "-in", str(path), "-noout", option, name)
+def _load(certificate: Certificate) -> None:
+    """Let OpenSSL take certificate and key together, from a file that is in memory alone: a killed run leaves no key.
+
+    Raises:
+        ssl.SSLError: they do not belong together, or one is no PEM.
+    """
+    descriptor = os.memfd_create("certificate.pem")
+    try:
+        os.write(descriptor, certificate.pem)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def _is_for(chain: str, name: str) -> bool:
+    return "does match" in _read(chain, "-checkip" if _is_address(name) else "-checkhost", name)
+
+
+def _read(chain: str, *words: str) -> str:
+    """What openssl says of a certificate."""
+    return _openssl("x509", "-noout", *words, given=chain)
 
 
 def _is_address(name: str) -> bool:
@@ -109,15 +126,14 @@ class OwnCa:
             check(last, names)
         except CertificateRefused as error:
             return str(error)
-        with tempfile.TemporaryDirectory(prefix="onprem-vllm-") as directory:
-            path = Path(directory, "leaf.pem")
-            path.write_text(last.chain, encoding="utf-8")
-            soon = _openssl("x509", "-in", str(path), "-noout", "-checkend", str(renew_days * 86400))
+        soon = _read(last.chain, "-checkend", str(renew_days * 86400))
         return f"it expires within {renew_days} days" if "will expire" in soon else ""
 
     def issue(self, names: Sequence[str]) -> Certificate:
         """A new certificate for ``names``, from the CA, which is made where there is none."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in self.directory.glob(".issuing-*"):  # by a killed run
+            shutil.rmtree(left)
         with tempfile.TemporaryDirectory(prefix=".issuing-", dir=self.directory) as scratch:
             beside = Path(scratch)
             root_key = self.directory / "root.key"
@@ -150,16 +166,14 @@ class OwnCa:
         return made
 
 
-def _openssl(*words: str) -> str:
+def _openssl(*words: str, given: str = "") -> str:
     """What openssl says, status 1 of a check included.
 
     Raises:
         CertificateRefused: it is missing or failed.
     """
     try:
-        done = subprocess.run(
-            ["openssl", *words], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
+        done = subprocess.run(["openssl", *words], capture_output=True, text=True, check=False, input=given)
     except OSError as error:
         raise CertificateRefused(f"openssl cannot be run ({error.strerror}): install the package openssl.") from error
     is_check = any(word in words for word in ("-checkhost", "-checkip", "-checkend"))

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -119,8 +120,8 @@ def made(tmp_path: Path, **more: object) -> Host:
         "owner": (os.geteuid(), os.getegid()),
         "secrets": {"LITELLM_MASTER_KEY": SECRET},
     }
-    places = Places(tmp_path / "etc", tmp_path / "units", tmp_path / "run", tmp_path / "libexec")
-    return Host(Proxy(**{**asked, **more}), places)  # type: ignore[arg-type]
+    places = {name: tmp_path / name for name in ("etc", "units", "runtime", "programs", "trial")}
+    return Host(Proxy(**{**asked, **more}), Places(**places))  # type: ignore[arg-type]
 
 
 def marks(host: Host, certificate: Certificate) -> tuple[bytes, bytes]:
@@ -208,6 +209,40 @@ def test_what_a_failed_run_brings_back_is_no_key(tmp_path: Path, monkeypatch: py
     kept = json.loads((host.places.etc / "keys.json").read_text(encoding="utf-8"))
     assert {entry["team"] for entry in kept.values()} == {"master", "shortened", "added"}
     assert ({"a" * 64, "d" * 64} < {*kept}, kept["c" * 64]["expires"]) == (True, 1.0)
+
+
+def test_a_check_writes_no_more_secrets_than_it_needs_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = made(tmp_path)
+    (host.places.trial / "left").mkdir(parents=True)
+    (host.places.trial / "certificate.pem").write_text("the key of a killed run", encoding="utf-8")
+    seen: dict[str, int] = {}
+
+    def haproxy(_words: list[str], **_unused: object) -> subprocess.CompletedProcess[str]:
+        seen.update(
+            {path.name: path.stat().st_mode & 0o777 for path in [host.places.trial, *host.places.trial.iterdir()]}
+        )
+        return subprocess.CompletedProcess([], 1, "", "unknown keyword")
+
+    monkeypatch.setattr("subprocess.run", haproxy)
+    with pytest.raises(ProxyFailed, match="unknown keyword"):
+        host.validate(host.haproxy_files(Certificate("chain", "key")), host.litellm_files())
+    assert {*seen} == {
+        host.places.trial.name,
+        *("haproxy.cfg", "refuse.lua", "limits.map", "teams.map", "canary.map", "certificate.pem"),
+    }
+    assert {*seen.values()} == {0o700, 0o600}
+    assert not host.places.trial.exists()
+
+
+def test_a_certificate_is_read_without_a_file_that_a_killed_run_would_leave(
+    ca: OwnCa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issued = ca.issue(NAMES)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    check(issued, NAMES)
+    assert ca.due(NAMES, 30) == ""
 
 
 def test_a_certificate_that_does_not_fit_is_refused_before_a_file_is_written(tmp_path: Path) -> None:
