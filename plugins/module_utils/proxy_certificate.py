@@ -118,10 +118,16 @@ class OwnCa:
             return None
 
     def due(self, names: Sequence[str], renew_days: int) -> str:
-        """Why a certificate must be issued, empty where the last one is good for a while."""
+        """Why a certificate must be issued, empty where the last one is good for a while.
+
+        Raises:
+            CertificateRefused: the root itself ends soon, and with it all that it signs.
+        """
         last = self.issued()
         if last is None or not self.root.is_file():
             return "there is none yet"
+        if _days_left(self.root.read_text(encoding="utf-8")) < renew_days:
+            raise self._refused(f"ends within {renew_days} days", "It signs nothing that would be valid for longer.")
         try:
             check(last, names)
         except CertificateRefused as error:
@@ -130,21 +136,26 @@ class OwnCa:
         return f"it expires within {renew_days} days" if "will expire" in soon else ""
 
     def issue(self, names: Sequence[str]) -> Certificate:
-        """A new certificate for ``names``, from the CA, which is made where there is none."""
+        """A new certificate for ``names``, from the CA, which is made where there is none.
+
+        Raises:
+            CertificateRefused: the CA has lost a part of itself.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in self.directory.glob(".issuing-*"):  # by a killed run
             shutil.rmtree(left)
         with tempfile.TemporaryDirectory(prefix=".issuing-", dir=self.directory) as scratch:
             beside = Path(scratch)
             root_key = self.directory / "root.key"
-            if not self.root.is_file() or not root_key.is_file():
+            if not any((self.directory / name).exists() for name in ("root.key", "root.pem", "issued.json")):
                 _openssl(
                     *("req", "-x509", *_EC, "-keyout", str(beside / "root.key"), "-out", str(beside / "root.pem")),
                     *("-days", str(CA_DAYS), "-subj", f"/CN=CA of the proxy {names[0]}"),
                     *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
                 )
-                write_file(root_key, (beside / "root.key").read_bytes(), 0o400)
-                write_file(self.root, (beside / "root.pem").read_bytes(), 0o444)
+                both = (beside / "root.key").read_bytes() + (beside / "root.pem").read_bytes()
+                write_file(root_key, both, 0o400)  # in one step: neither is ever there without the other
+            self._publish_root(root_key)
             alternatives = ",".join(f"{'IP' if _is_address(name) else 'DNS'}:{name}" for name in names)
             extensions = beside / "extensions"
             extensions.write_text(
@@ -157,13 +168,45 @@ class OwnCa:
             _openssl("req", "-new", *_EC, "-keyout", str(key), "-out", str(request), "-subj", subject)
             _openssl(
                 *("x509", "-req", "-in", str(request), "-CA", str(self.root), "-CAkey", str(root_key)),
-                *("-set_serial", f"0x{secrets.token_hex(16)}", "-days", str(LEAF_DAYS)),
+                *("-set_serial", f"0x{secrets.token_hex(16)}"),
+                *("-days", str(min(LEAF_DAYS, _days_left(self.root.read_text(encoding="utf-8"))))),
                 *("-extfile", str(extensions), "-out", str(leaf)),
             )
             made = Certificate(leaf.read_text(encoding="utf-8"), key.read_text(encoding="utf-8"))
         content = json.dumps({"chain": made.chain, "key": made.key}).encode()
         write_file(self.directory / "issued.json", content, 0o400)
         return made
+
+    def _publish_root(self, root_key: Path) -> None:
+        """Have the root lie beside its key as it lies in that file, and refuse a root without its key.
+
+        A new root would be one that no client trusts, so it is not made of itself.
+        """
+        whole = root_key.read_text(encoding="utf-8") if root_key.is_file() else ""
+        if not whole:
+            raise self._refused("has no root.key", "")
+        begin = whole.find("-----BEGIN CERTIFICATE-----")
+        if begin >= 0 and not (self.root.is_file() and self.root.read_text(encoding="utf-8") == whole[begin:]):
+            write_file(self.root, whole[begin:].encode(), 0o444)
+        if not self.root.is_file():  # made by a version that kept the two apart, as below
+            raise self._refused("has no root.pem", "")
+        try:
+            _load(Certificate(self.root.read_text(encoding="utf-8"), whole[: begin if begin >= 0 else None]))
+        except ssl.SSLError:
+            raise self._refused("has a root.key that is not the one of root.pem", "") from None
+
+    def _refused(self, what: str, why: str) -> CertificateRefused:
+        return CertificateRefused(
+            f"The own CA in {self.directory} {what}. {why or 'Bring the files there back from a backup.'} Otherwise "
+            "move the directory away and run again: a new CA is made, whose root every client must be given "
+            "(litellm_proxy_ca_file)."
+        )
+
+
+def _days_left(chain: str) -> int:
+    """Whole days until the first certificate ends."""
+    ends = _read(chain, "-enddate").partition("=")[2].strip()
+    return int((ssl.cert_time_to_seconds(ends) - time.time()) // 86400)
 
 
 def _openssl(*words: str, given: str = "") -> str:

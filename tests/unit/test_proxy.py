@@ -71,6 +71,58 @@ def test_a_certificate_is_issued_anew_where_it_must_be_and_the_root_stays(ca: Ow
     assert ca.root.read_bytes() == root
 
 
+def test_a_ca_that_was_made_halfway_is_made_whole(ca: OwnCa) -> None:
+    """As a run leaves it that is killed after each of its writes."""
+    ca.issue(NAMES)
+    root = ca.root.read_bytes()
+    (ca.directory / "issued.json").unlink()
+    ca.root.unlink()
+    (ca.directory / ".issuing-killed").mkdir()
+    (ca.directory / ".issuing-killed" / "leaf.key").touch()
+    assert ca.due(NAMES, 30) == "there is none yet"
+    check(ca.issue(NAMES), NAMES)
+    assert ca.root.read_bytes() == root
+    assert {path.name for path in ca.directory.iterdir()} == {"root.key", "root.pem", "issued.json"}
+
+
+def test_a_root_that_lost_its_key_is_not_replaced_by_one_that_no_client_trusts(ca: OwnCa, tmp_path: Path) -> None:
+    ca.issue(NAMES)
+    root, key = ca.root.read_bytes(), (ca.directory / "root.key").read_text(encoding="utf-8")
+    (ca.directory / "root.key").unlink()
+    with pytest.raises(CertificateRefused, match=r"has no root\.key\. Bring the files there back from a backup"):
+        ca.issue(NAMES)
+    # As older versions wrote it: the key alone.
+    key = key[: key.index("-----BEGIN CERTIFICATE")]
+    (ca.directory / "root.key").write_text(key, encoding="utf-8")
+    check(ca.issue(NAMES), NAMES)
+    other = OwnCa(tmp_path / "other")
+    other.issue(NAMES)
+    (ca.directory / "root.key").write_text(
+        (other.directory / "root.key").read_text(encoding="utf-8").partition("-----BEGIN CERTIFICATE")[0],
+        encoding="utf-8",
+    )
+    with pytest.raises(CertificateRefused, match=r"is not the one of root\.pem"):
+        ca.issue(NAMES)
+    assert ca.root.read_bytes() == root
+
+
+def test_nothing_outlives_its_root_and_a_root_that_ends_is_told(ca: OwnCa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy_certificate, "CA_DAYS", 40)
+    issued = ca.issue(NAMES)
+    assert ca.due(NAMES, 30) == ""
+    assert ssl_days(issued.chain) <= ssl_days(ca.root.read_text(encoding="utf-8")) <= 40
+    with pytest.raises(CertificateRefused, match=r"ends within 60 days\. .* every client must be given"):
+        ca.due(NAMES, 60)
+
+
+def ssl_days(chain: str) -> float:
+    """Days until a certificate ends."""
+    ends = subprocess.run(
+        ["openssl", "x509", "-noout", "-enddate"], input=chain, capture_output=True, text=True, check=True
+    )
+    return (ssl.cert_time_to_seconds(ends.stdout.partition("=")[2].strip()) - time.time()) / 86400
+
+
 @pytest.mark.parametrize(
     ("days", "names", "message"),
     [
