@@ -16,6 +16,7 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_pl
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_conflicts import (
     kept_from_mirror,
     names_of_several_models,
+    one_file_of_several_cas,
     one_machine_twice,
 )
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_groups import unreadable
@@ -35,7 +36,7 @@ def plans(hostvars: HostVars, hosts: Iterable[str], with_secrets: bool = False) 
     names = ("".join(list(host)) for host in hosts)
     found = {name: _plan_of(hostvars, name, loader, with_secrets) for name in names}
     ways = {name: _way(hostvars, name, loader) for name in found}
-    for name, wrong in one_machine_twice(ways):
+    for name, wrong in (*one_machine_twice(ways), *one_file_of_several_cas(found)):
         found[name]["problems"].append(wrong)
     addresses = {name: way[0] for name, way in ways.items()}
     for name, doubtful in (*kept_from_mirror(found, addresses), *names_of_several_models(found)):

@@ -156,6 +156,19 @@ def one_machine_twice(ways: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, 
             )
 
 
+def one_file_of_several_cas(plans: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Problem]]:
+    """Proxies that write the roots of their own CAs into one file: the last one's would be all that clients trust."""
+    first: dict[str, str] = {}
+    for host, plan in plans.items():
+        file = plan["proxy"]["tls"].get("ca_file") if plan["proxy"] else None
+        if isinstance(file, str) and file and (other := first.setdefault(normpath(file), host)) != host:
+            what = (
+                f"is {file}, as on {other}: each of them has a CA of its own, and the last root would be the only one"
+            )
+            remedy = "Put inventory_hostname into its name, or give all of them one litellm_proxy_certificate."
+            yield host, problem("litellm_proxy_ca_file", what, remedy)
+
+
 def kept_from_mirror(
     plans: Mapping[str, Mapping[str, Any]], addresses: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, str]]]:

@@ -229,6 +229,26 @@ def test_two_models_of_one_name_behind_a_proxy_are_worth_a_look(
     assert made["h1"]["warnings"] == []
 
 
+@pytest.mark.parametrize(
+    ("file", "certificate", "said"),
+    [
+        ("/srv/ca.pem", "''", ["litellm_proxy_ca_file"]),
+        ("'/srv/{{ inventory_hostname }}.pem'", "''", []),
+        ("/srv/ca.pem", "of the site", []),
+        ("''", "''", []),
+    ],
+)
+def test_proxies_with_a_ca_each_do_not_write_one_file(
+    tmp_path: Path, file: str, certificate: str, said: list[str]
+) -> None:
+    own = f"{{litellm_proxy_ca_file: {file}, litellm_proxy_certificate: {certificate}}}"
+    inventory = TWO.replace("NETWORK", "10.20.0.0/16").replace("SECOND", "10.20.0.12")
+    hosts = "{p1: {ansible_host: 10.20.0.13}, p2: {ansible_host: 10.20.0.14}}"
+    made = composed(tmp_path, f"{inventory}    proxy: {{hosts: {hosts}, vars: {own}}}\n")
+    assert [one["where"] for one in made["p2"]["problems"]] == said
+    assert made["p1"]["problems"] == []
+
+
 def test_what_cannot_be_evaluated_is_a_problem_and_others_variables_are_not_touched(hostvars: HostVars) -> None:
     [found] = plans.plans(hostvars, ["h2"])["h2"]["problems"]
     assert found["where"] == "vllm_release"
