@@ -17,6 +17,12 @@ url, ca, key, model, record, stop = sys.argv[1:]
 host = urllib.parse.urlsplit(url).hostname or ""
 context = ssl.create_default_context(cafile=ca)
 lock = threading.Lock()
+# How long a request may have been under way on a connection that the proxy was just closing.
+RACE_S = 0.05
+CLOSED = (
+    *(http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError),
+    *(ssl.SSLEOFError, ssl.SSLZeroReturnError),
+)
 
 
 def ask(connection: http.client.HTTPSConnection, stream: bool) -> tuple[int, str]:
@@ -36,37 +42,38 @@ def ask(connection: http.client.HTTPSConnection, stream: bool) -> tuple[int, str
 
 
 def client(stream: bool) -> None:
-    """One client; it keeps its connection as long as the proxy does, and opens another without counting that."""
-    connection = None
-    while not Path(stop).exists():
+    """One client; it keeps its connection as long as the proxy does.
+
+    On a kept connection the proxy may close while the next request is on its way: every client sends it again. That is
+    over at once, and ``raced`` says so; the attempt and the one after it are both written down. One that had been under
+    way for longer was lost.
+    """
+    connection, kept, raced = None, False, False
+    while raced or not Path(stop).exists():
         began = time.time()
+        again, raced = raced, False
         try:
             if connection is None:
                 connection = http.client.HTTPSConnection(host, timeout=60, context=context)
                 connection.connect()
+            began = time.time()
             status, error = ask(connection, stream)
-        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as caught:
-            # On a kept connection the server may close while the next request is on its way: every client sends it
-            # again. On a new one that is a failure.
-            kept = connection is not None and getattr(connection, "used", False)
-            connection = None
-            if kept:
-                continue
-            status, error = 0, repr(caught)
+            kept = True
         except (OSError, http.client.HTTPException, ValueError) as caught:
-            connection, status, error = None, 0, repr(caught)
-        if connection is not None:
-            connection.used = True  # type: ignore[attr-defined]
+            raced = kept and isinstance(caught, CLOSED) and time.time() - began < RACE_S
+            connection, kept, status, error = None, False, 0, repr(caught)
         line = {
             "began": began,
             "seconds": round(time.time() - began, 3),
             "stream": stream,
             "status": status,
             "error": error,
+            "raced": raced,
+            "again": again,
         }
         with lock, Path(record).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        if error:
+        if error and not raced:
             time.sleep(0.2)
 
 
