@@ -88,3 +88,7 @@ def test_every_refusal_that_is_named_is_there() -> None:
     named = re.findall(r"use-service lua\.(\w+)", text("haproxy.cfg.j2"))
     lua = (ROLE / "files" / "refuse.lua").read_text(encoding="utf-8")
     assert sorted(named) == sorted(re.findall(r'^refuse\("(\w+)"', lua, re.MULTILINE))
+
+
+def test_no_request_is_sent_on_a_connection_that_a_server_may_just_close() -> None:
+    assert "option http-server-close" in section("defaults")
