@@ -10,9 +10,11 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import proxy_under_test as proxy
@@ -26,7 +28,7 @@ def _whole(lab):
         lab("exec", "role2", "systemctl", "start", f"instance@{port}")
         proxy.mode(lab, port, "ok")
     up = ("role2-one", "role2-two", "role2-lone", "4001", "4002")
-    proxy.wait("all servers", lambda: {proxy.servers(lab)[name] for name in up} == {"UP"}, 90)
+    proxy.wait("all servers", lambda: {proxy.servers(lab)[name] for name in up} == {"UP"}, 120)
 
 
 def test_planned_changes_lose_no_request(at):
@@ -55,6 +57,59 @@ def test_a_killed_litellm_and_a_killed_instance_lose_only_what_they_had(at):
     for one in lost:
         assert any(proxy.under_way(one, death) for death in deaths), one
     assert len(lost) <= 6
+
+
+@pytest.mark.parametrize("how", ["kill --signal=KILL", "restart"])
+def test_haproxy_that_ends_comes_back_by_itself_and_loses_only_what_it_had(lab, at, how):
+    health = f"curl -s -o /dev/null -w '%{{http_code}}' --cacert {proxy.WORK}/ca.pem https://role1/health; true"
+    with proxy.load() as requests:
+        before = time.time()
+        at("role1").check_output(f"systemctl {how} onprem-vllm-haproxy")
+        proxy.wait("back", lambda: lab("run", "sh", "-c", health) == "200")
+        back = time.time()
+        time.sleep(5)
+    lost = proxy.failed(requests)
+    for one in lost:
+        assert proxy.under_way(one, (before, back)), one
+    assert [one for one in requests if one["began"] > back and one["status"] == 200]
+
+
+def test_streams_outlive_a_restart_of_litellm(lab):
+    """45 s of them, of which LiteLLM by itself would give 30."""
+    patient = ("-e", "litellm_proxy_request_timeout_s=90")
+    body = {"model": "org/Lone", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+    done = proxy.roll(*patient)
+    assert done.returncode == 0, done.stdout
+    proxy.mode(lab, 8003, "slow")
+    with ThreadPoolExecutor() as pool:
+        asked = [
+            pool.submit(proxy.ask, lab, "/v1/chat/completions", "--max-time", "120", body=body) for _unused in range(2)
+        ]
+        time.sleep(5)
+        done = proxy.roll(*patient, "-e", "litellm_proxy_memory_max=2G")
+    assert done.returncode == 0, done.stdout
+    for status, stream in (one.result() for one in asked):
+        assert (status, stream.rstrip().endswith("data: [DONE]")) == (200, True), stream[-300:]
+    done = proxy.roll()
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_instance_that_moved_is_asked_where_it_is(lab, at):
+    """By a reload alone; the run itself ends with an answer of every model."""
+    models = yaml.safe_load((proxy.LOAD.parents[1] / "vars/main.yml").read_text())["litellm_proxy_models"]
+    models[1]["servers"][0]["port"] = 8004
+    at("role2").check_output("systemctl stop instance@8003")
+    proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["role2-lone"])
+    at("role2").check_output("systemctl start instance@8004")
+    try:
+        done = proxy.roll("-e", json.dumps({"litellm_proxy_models": models}))
+        assert done.returncode == 0, done.stdout
+        proxy.wait("up", lambda: proxy.servers(lab)["role2-lone"] == "UP")
+        assert json.loads(proxy.chat(lab, "org/Lone")[1])["choices"][0]["message"]["content"] == "8004"
+    finally:
+        at("role2").check_output("systemctl stop instance@8004; systemctl start instance@8003")
+        done = proxy.roll()
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_drained_instance_restarts_unnoticed_and_a_reload_keeps_it_out(lab, at):

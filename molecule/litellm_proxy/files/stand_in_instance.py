@@ -2,7 +2,8 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """An OpenAI-compatible server that answers with its own name, and breaks on demand: ``stand_in_instance.py PORT KEY``.
 
-POST /mode takes ``ok``, ``mute`` (accepts and never answers) and ``broken`` (500 to completions, healthy otherwise).
+POST /mode takes ``ok``, ``mute`` (accepts and never answers), ``broken`` (500 to completions, healthy otherwise) and
+``slow`` (streams for 45 s).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Instance(http.server.BaseHTTPRequestHandler):
                 "finish_reason": None if number + 1 < WORDS else "stop",
             }
             self.piece(json.dumps({**told, "choices": [delta]}))
-            time.sleep(0.1)
+            time.sleep(4.5 if mode == "slow" else 0.1)
         self.piece("[DONE]")
         self.wfile.write(b"0\r\n\r\n")
 
