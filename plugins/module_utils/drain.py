@@ -4,15 +4,21 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .haproxy_socket import Server, order, servers
+from .haproxy_socket import Server, ask, order, servers, servers_of_old_workers
+from .host_lock import host_lock
 
 SOCKET = Path("/run/onprem-vllm-haproxy/admin.sock")
+# Beside it. A reload of the proxy holds the lock too: what is ordered meanwhile, the next worker would not know.
+LOCK, MASTER = "routes.lock", "master.sock"
 PREFIX = "model-"
+CONNECT_S = 2.0
 
 
 class DrainRefused(RuntimeError):
@@ -35,20 +41,97 @@ class Limits:
 
 
 def take_out(names: Sequence[str], limits: Limits, *, check: bool, path: Path = SOCKET) -> tuple[bool, list[str]]:
-    """Send instances no more requests, and wait until they have none.
+    """Send instances no more requests, and wait until they have none, also none from before a reload.
 
     Returns:
         Whether any was in, and those that still had requests when the time was up.
 
     Raises:
         DrainRefused: too few instances of a model would be left; none is taken out then.
+        HostLocked: another run takes out or puts back, or reloads the proxy, for too long.
         SocketError: HAProxy does not answer.
     """
-    found = _models(path)
-    going = [one for one in found if one.name in names and not _is_out(one)]
+    with _lock(path):
+        found = _models(path)
+        _refuse(found, names, limits)
+        going = [one for one in found if one.name in names and not _is_out(one)]
+        if check:
+            return bool(going), []
+        _order(path, going, "drain")
+    until = time.monotonic() + limits.wait_s
+    while True:
+        found = [one for one in _models(path) if one.name in names]
+        # A reload past the playbooks may have lost the order.
+        if lost := [one for one in found if one.up]:
+            with _lock(path):
+                _order(path, lost, "drain")
+        before = [one for one in _before_reloads(path) if one.name in names]
+        busy = sorted({one.name for one in [*found, *before] if one.sessions or one in lost})
+        if not busy or time.monotonic() >= until:
+            return bool(going), busy
+        time.sleep(0.2)
+
+
+def put_back(
+    names: Sequence[str],
+    limits: Limits,
+    *,
+    check: bool,
+    ports: Mapping[str, int] | None = None,
+    path: Path = SOCKET,
+) -> bool:
+    """Send instances requests again, once HAProxy finds them up; whether any was out.
+
+    Args:
+        ports: where instances shall listen now. One that does, and no more where HAProxy asks it, is asked there from
+            now on: the proxy's next configuration comes after the last instance has moved.
+
+    Raises:
+        DrainRefused: one is not up in time; it stays in the routes, and gets requests as soon as it is.
+        HostLocked: another run takes out or puts back, or reloads the proxy, for too long.
+        SocketError: HAProxy does not answer.
+    """
+    found = [one for one in _models(path) if one.name in names]
+    was_out = any(_is_out(one) for one in found)
+    if check:
+        return was_out
+    for one in found:
+        port = (ports or {}).get(one.name, one.port)
+        moved = one.port and one.port != port
+        if moved and _listens(one.address, port) and not _listens(one.address, one.port):
+            ask(path, f"set server {one.backend}/{one.name} addr {one.address} port {port}")
+    # One that is down is not shown as taken out, and would stay so once it is up.
+    with _lock(path):
+        _order(path, [one for one in found if not one.up], "ready")
+    until = time.monotonic() + limits.wait_s
+    while down := [f"{one.name} ({one.status})" for one in _models(path) if one.name in names and not one.up]:
+        if time.monotonic() >= until:
+            raise DrainRefused(
+                f"{', '.join(sorted(down))}: not up after {limits.wait_s:.0f} s. They are in the routes again and get "
+                "requests as soon as they answer; look at their hosts."
+            )
+        time.sleep(0.2)
+    return was_out
+
+
+def away(path: Path = SOCKET) -> list[dict[str, str]]:
+    """Instances that get no requests now, because they were taken out or do not answer.
+
+    Raises:
+        SocketError: HAProxy does not answer.
+    """
+    return [
+        {"name": one.name, "model": one.backend.removeprefix(PREFIX), "status": one.status}
+        for one in _models(path)
+        if not one.up
+    ]
+
+
+def _refuse(found: Sequence[Server], names: Sequence[str], limits: Limits) -> None:
+    """Raise DrainRefused where too few instances of a model would be left."""
     problems = []
     # One that is down serves nobody: taking it out makes none fewer.
-    for backend in sorted({one.backend for one in going if one.up}):
+    for backend in sorted({one.backend for one in found if one.name in names and one.up}):
         model = [one for one in found if one.backend == backend]
         left = [one for one in model if one.up and one.name not in names]
         out = [one for one in model if not one.up or one.name in names]
@@ -64,57 +147,29 @@ def take_out(names: Sequence[str], limits: Limits, *, check: bool, path: Path = 
             "; ".join(problems) + ". Nothing was taken out. Wait until the others are ready, give the model another "
             "instance, or accept the outage with vllm_accept_outage."
         )
-    if check:
-        return bool(going), []
+
+
+def _lock(path: Path) -> AbstractContextManager[None]:
+    return host_lock("instances out of the routes or back", path=path.with_name(LOCK))
+
+
+def _order(path: Path, going: Sequence[Server], state: str) -> None:
     for one in going:
-        order(path, f"set server {one.backend}/{one.name} state drain")
-    until = time.monotonic() + limits.wait_s
-    while busy := [one.name for one in _models(path) if one.name in names and one.sessions]:
-        if time.monotonic() >= until:
-            return bool(going), busy
-        time.sleep(0.2)
-    return bool(going), []
+        order(path, f"set server {one.backend}/{one.name} state {state}")
 
 
-def put_back(
-    names: Sequence[str],
-    limits: Limits,
-    *,
-    check: bool,
-    ports: Mapping[str, int] | None = None,
-    path: Path = SOCKET,
-) -> bool:
-    """Send instances requests again, once HAProxy finds them up; whether any was out.
+def _before_reloads(path: Path) -> list[Server]:
+    """Servers as workers see them that a reload replaced; none where HAProxy was started without a master's socket."""
+    master = path.with_name(MASTER)
+    return servers_of_old_workers(master) if master.exists() else []
 
-    Args:
-        ports: where instances listen now. One that HAProxy still asks elsewhere is not waited for: only the proxy's
-            next configuration leads to it.
 
-    Raises:
-        DrainRefused: one is not up in time; it stays in the routes, and gets requests as soon as it is.
-        SocketError: HAProxy does not answer.
-    """
-    found = [one for one in _models(path) if one.name in names]
-    was_out = any(_is_out(one) for one in found)
-    if check:
-        return was_out
-    # One that is down is not shown as taken out, and would stay so once it is up.
-    for one in [one for one in found if not one.up]:
-        order(path, f"set server {one.backend}/{one.name} state ready")
-    until = time.monotonic() + limits.wait_s
-    moved = {one.name for one in found if one.port and (ports or {}).get(one.name, one.port) != one.port}
-    while down := [
-        f"{one.name} ({one.status})"
-        for one in _models(path)
-        if one.name in names and one.name not in moved and not one.up
-    ]:
-        if time.monotonic() >= until:
-            raise DrainRefused(
-                f"{', '.join(sorted(down))}: not up after {limits.wait_s:.0f} s. They are in the routes again and get "
-                "requests as soon as they answer; look at their hosts."
-            )
-        time.sleep(0.2)
-    return was_out
+def _listens(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), CONNECT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _models(path: Path) -> list[Server]:

@@ -1,6 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""HAProxy's administration socket, which only root may open."""
+"""HAProxy's administration socket and its master's, which only root may open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Server:
     name: str
     status: str  # UP, DOWN, DRAIN, MAINT, "UP 1/2" and so on
     sessions: int  # requests that are under way
-    port: int  # where it is asked; 0 where HAProxy does not say
+    address: str  # where it is asked; empty where HAProxy does not say, with port 0
+    port: int
     redispatched: int  # requests that another server answered in its place, since HAProxy started
 
     @property
@@ -43,6 +44,7 @@ def ask(path: Path, command: str) -> str:
             connection.settimeout(TIMEOUT_S)
             connection.connect(str(path))
             connection.sendall(f"{command}\n".encode())
+            connection.shutdown(socket.SHUT_WR)  # the master waits for another command otherwise
             answer = b""
             while piece := connection.recv(1 << 16):
                 answer += piece
@@ -69,22 +71,33 @@ def description(path: Path) -> str:
 
 def servers(path: Path, backend: str = "") -> list[Server]:
     """All servers, or those of one backend."""
-    rows = csv.DictReader(ask(path, "show stat").removeprefix("# ").splitlines())
+    return [one for one in _read(ask(path, "show stat")) if one.backend == (backend or one.backend)]
+
+
+def servers_of_old_workers(master: Path) -> list[Server]:
+    """All servers once more for each worker that a reload replaced, and that goes on with the requests it had."""
+    workers = ask(master, "show proc").partition("# old workers")[2].partition("# programs")[0].split("\n")
+    pids = [words[0] for words in map(str.split, workers) if words[1:2] == ["worker"]]
+    return [one for pid in pids for one in _read(ask(master, f"@!{pid} show stat"))]
+
+
+def _read(table: str) -> list[Server]:
+    """What ``show stat`` answers; the master's words about a worker that has just ended are no row."""
     return [
         Server(
             row["pxname"],
             row["svname"],
             row["status"],
             int(row["scur"] or 0),
-            _port(row.get("addr") or ""),
+            *_place(row.get("addr") or ""),
             int(row.get("wredis") or 0),
         )
-        for row in rows
-        if row["svname"] not in ("FRONTEND", "BACKEND") and row["pxname"] == (backend or row["pxname"])
+        for row in csv.DictReader(table.removeprefix("# ").splitlines())
+        if row["svname"] not in ("FRONTEND", "BACKEND")
     ]
 
 
-def _port(address: str) -> int:
-    """The port of ``10.0.0.1:8000`` and ``[fd00::1]:8000``; a path of a socket has none."""
-    port = address.rpartition(":")[2]
-    return int(port) if port.isdigit() else 0
+def _place(address: str) -> tuple[str, int]:
+    """Address and port of ``10.0.0.1:8000`` and ``[fd00::1]:8000``; a path of a socket has none."""
+    host, _colon, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if port.isdigit() else ("", 0)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from . import haproxy_socket
 from .atomic import write_file
+from .drain import LOCK
 from .host_lock import HostLocked, host_lock
 from .proxy_certificate import Certificate, CertificateRefused, OwnCa, check
 from .systemd_environment import EnvironmentRefused, environment_text, hidden, read_environment
@@ -289,7 +290,9 @@ class Host:
         if self.haproxy_digest() == wanted:
             return ""
         if unit_state(HAPROXY).active == "active":
-            systemctl("reload", HAPROXY)
+            with host_lock("a reload of the proxy", path=self.places.runtime / LOCK):
+                systemctl("reload", HAPROXY)
+                _within(20, lambda: self.haproxy_digest() == wanted)
             done = "reloaded"
         else:
             before = unit_state(HAPROXY)

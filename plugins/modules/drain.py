@@ -12,6 +12,7 @@ author: onprem.vllm founders (@onprem-vllm)
 description:
   - Runs on a proxy host. An instance that is taken out gets no new requests; the module waits until those under way
     have ended, streams included.
+    Requests that an older worker has since before a reload are waited for, too.
   - Where no HAProxy of the proxy runs, there is nothing to take out.
   - Refused where too few instances of a model would be left. A reload of the proxy keeps what is out.
 options:
@@ -27,8 +28,8 @@ options:
     required: true
   ports:
     description:
-      - Ports that the instances listen on now, by the name in O(servers). One that the proxy still asks elsewhere is
-        put back without waiting until it is up, because only the proxy's next configuration leads to it.
+      - Ports that the instances shall listen on now, by the name in O(servers). One that does, and no more where the
+        proxy asks it, is asked there from now on.
     type: dict
     default: {}
   max_unavailable:
@@ -66,12 +67,18 @@ busy:
   returned: success
   type: list
   elements: str
+away:
+  description: All instances of the routes that get no requests now, taken out or not answering, with model and status.
+  returned: success
+  type: list
+  elements: dict
 """
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.drain import SOCKET, DrainRefused, Limits, put_back, take_out
+from ..module_utils.drain import SOCKET, DrainRefused, Limits, away, put_back, take_out
 from ..module_utils.haproxy_socket import SocketError
+from ..module_utils.host_lock import HostLocked
 
 
 def main() -> None:
@@ -88,7 +95,8 @@ def main() -> None:
     )
     given = module.params
     if not SOCKET.exists():
-        module.exit_json(changed=False, busy=[], msg="HAProxy does not run here, so nothing leads to the instances")
+        said = "HAProxy does not run here, so nothing leads to the instances"
+        module.exit_json(changed=False, busy=[], away=[], msg=said)
     limits = Limits(given["max_unavailable"], given["accept_outage"], given["wait_s"])
     try:
         if given["state"] == "out":
@@ -96,11 +104,12 @@ def main() -> None:
         else:
             ports = {name: int(port) for name, port in given["ports"].items()}
             changed, busy = put_back(given["servers"], limits, check=module.check_mode, ports=ports), []
-    except (DrainRefused, SocketError) as error:
+        out = away()
+    except (DrainRefused, HostLocked, SocketError) as error:
         module.fail_json(msg=str(error))
     if busy:
         module.warn(f"{', '.join(busy)} still had requests after {given['wait_s']} s; they may be cut off.")
-    module.exit_json(changed=changed, busy=busy)
+    module.exit_json(changed=changed, busy=busy, away=out)
 
 
 if __name__ == "__main__":

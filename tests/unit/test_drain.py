@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ansible_collections.onprem.vllm.plugins.module_utils.drain import DrainRefused, Limits, put_back, take_out
+from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
+    LOCK,
+    DrainRefused,
+    Limits,
+    away,
+    put_back,
+    take_out,
+)
+from ansible_collections.onprem.vllm.plugins.module_utils.host_lock import host_lock
 
 
 class HAProxy:
@@ -20,22 +28,36 @@ class HAProxy:
     def __init__(self, **status: str) -> None:
         self.status = {name.replace("_", "-"): value for name, value in status.items()}
         self.sessions: dict[str, list[int]] = {}
+        self.ports: dict[str, int] = {}
+        self.old: dict[str, list[int]] = {}  # sessions that a worker from before a reload has
         self.orders: list[str] = []
+        self.obeys = True
 
     def answer(self, command: str) -> str:
-        if command == "show stat":
-            rows = [f"model-m,{name},{self._busy(name)},{value},10.0.0.1:8000," for name, value in self.status.items()]
+        if command == "show proc":
+            head = "#<PID>  <type>  <reloads>\n40  master  1 [failed: 0]\n# workers\n42  worker  0\n"
+            return head + ("# old workers\n41  worker  1\n" if self.old else "") + "# programs\n\n"
+        if command in ("show stat", "@!41 show stat"):
+            sessions = self.sessions if command == "show stat" else self.old
+            rows = [
+                f"model-m,{name},{self._busy(sessions, name)},{value},127.0.0.1:{self.ports.get(name, 8000)},"
+                for name, value in self.status.items()
+            ]
             first = ["# pxname,svname,scur,status,addr,", "clients,FRONTEND,1,OPEN,,", "litellm,4001,9,UP,[::1]:4001,"]
             return "\n".join([*first, *rows])
         self.orders.append(command)
-        if " map " in command:
+        if " map " in command or not self.obeys:
             return ""
+        if " addr " in command:
+            _set, _server, place, _addr, _address, _port, port = command.split()
+            self.ports[place.split("/")[1]] = int(port)
+            return "no need to change the addr, port changed from '8000' to '8001' by 'stats socket command'"
         name, state = command.split("/")[1].split(" state ")
         self.status[name] = {"drain": "DRAIN", "ready": "UP"}[state] if self.status[name] != "DOWN" else "DOWN"
         return ""
 
-    def _busy(self, name: str) -> int:
-        left = self.sessions.get(name, [0])
+    def _busy(self, sessions: dict[str, list[int]], name: str) -> int:
+        left = sessions.get(name, [0])
         return left.pop(0) if len(left) > 1 else left[0]
 
 
@@ -57,6 +79,17 @@ def running(haproxy: HAProxy, path: Path) -> Iterator[Path]:
         threading.Thread(target=serve, daemon=True).start()
         yield path
         listening.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def listening_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def unused_port() -> int:
+    with listening_port() as port:
+        return port
 
 
 def test_requests_under_way_are_waited_for(tmp_path: Path) -> None:
@@ -129,10 +162,93 @@ def test_who_does_not_come_up_is_named(tmp_path: Path) -> None:
         put_back(["a"], Limits(wait_s=0.3), check=False, path=path)
 
 
-def test_one_that_moved_to_another_port_is_put_back_and_not_waited_for(tmp_path: Path) -> None:
+def test_one_that_moved_to_another_port_is_asked_there(tmp_path: Path) -> None:
     haproxy = HAProxy(a="DOWN", b="UP")
+    with running(haproxy, tmp_path / "s") as path, listening_port() as port:
+        haproxy.ports["a"] = unused_port()
+        threading.Timer(0.5, lambda: haproxy.status.update(a="UP")).start()
+        put_back(["a", "b"], Limits(wait_s=10), check=False, ports={"a": port, "b": 8000}, path=path)
+    assert haproxy.orders == [
+        f"set server model-m/a addr 127.0.0.1 port {port}",
+        "set server model-m/a state ready",
+    ]
+
+
+def test_one_that_did_not_move_after_all_is_asked_where_it_was(tmp_path: Path) -> None:
+    haproxy = HAProxy(a="DRAIN", b="UP")
+    with running(haproxy, tmp_path / "s") as path, listening_port() as old, listening_port() as others:
+        haproxy.ports["a"] = old
+        put_back(["a"], Limits(wait_s=10), check=False, ports={"a": others}, path=path)
+        put_back(["a"], Limits(wait_s=10), check=False, ports={"a": unused_port()}, path=path)
+    assert haproxy.orders == ["set server model-m/a state ready"]
+
+
+def test_requests_from_before_a_reload_are_waited_for(tmp_path: Path) -> None:
+    haproxy = HAProxy(a="UP", b="UP")
+    haproxy.old = {"a": [1, 1, 0], "b": [7]}
+    with running(haproxy, tmp_path / "s") as path, running(haproxy, tmp_path / "master.sock"):
+        assert take_out(["a"], Limits(), check=False, path=path) == (True, [])
+        assert haproxy.old["a"] == [0]
+        haproxy.old = {"a": [1]}
+        assert take_out(["a"], Limits(wait_s=0.3), check=False, path=path) == (False, ["a"])
+
+
+def test_an_old_worker_that_ends_meanwhile_has_no_requests(tmp_path: Path) -> None:
+    haproxy = HAProxy(a="UP", b="UP")
+    haproxy.old = {"a": [1]}
+    answer = haproxy.answer
+    haproxy.answer = lambda command: "Can't find the target PID" if command.startswith("@!") else answer(command)  # type: ignore[method-assign]
+    with running(haproxy, tmp_path / "s") as path, running(haproxy, tmp_path / "master.sock"):
+        assert take_out(["a"], Limits(), check=False, path=path) == (True, [])
+
+
+def test_an_order_that_a_reload_lost_is_given_again(tmp_path: Path) -> None:
+    haproxy = HAProxy(a="UP", b="UP")
+    haproxy.sessions["a"] = [1, 1, 1, 1, 1, 0]
     with running(haproxy, tmp_path / "s") as path:
-        put_back(["a", "b"], Limits(wait_s=0.3), check=False, ports={"a": 8001, "b": 8000}, path=path)
-        assert haproxy.orders == ["set server model-m/a state ready"]
-        with pytest.raises(DrainRefused, match=r"a \(DOWN\): not up"):
-            put_back(["a", "b"], Limits(wait_s=0.3), check=False, ports={"a": 8000, "b": 8000}, path=path)
+        haproxy.obeys = False
+        threading.Timer(0.3, lambda: setattr(haproxy, "obeys", True)).start()
+        assert take_out(["a"], Limits(wait_s=10), check=False, path=path) == (True, [])
+    assert haproxy.status["a"] == "DRAIN"
+    assert set(haproxy.orders) == {"set server model-m/a state drain"}
+
+
+def test_of_two_that_are_taken_out_at_the_same_time_the_second_is_refused(tmp_path: Path) -> None:
+    haproxy = HAProxy(a="UP", b="UP")
+    said: list[str] = []
+
+    def take(name: str) -> None:
+        try:
+            take_out([name], Limits(), check=False, path=path)
+        except DrainRefused as error:
+            said.append(str(error))
+
+    with running(haproxy, tmp_path / "s") as path:
+        threads = [threading.Thread(target=take, args=(name,)) for name in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(said) == 1
+    assert "no instance left" in said[0]
+    assert sorted(haproxy.status.values()) == ["DRAIN", "UP"]
+
+
+def test_nobody_takes_out_while_the_proxy_is_reloaded(tmp_path: Path) -> None:
+    haproxy = HAProxy(a="UP", b="UP")
+    with running(haproxy, tmp_path / "s") as path:
+        taking = threading.Thread(target=take_out, args=(["a"], Limits()), kwargs={"check": False, "path": path})
+        with host_lock("a reload", path=tmp_path / LOCK):
+            taking.start()
+            taking.join(0.5)
+            assert haproxy.orders == []
+        taking.join()
+    assert haproxy.orders == ["set server model-m/a state drain"]
+
+
+def test_those_without_requests_are_told(tmp_path: Path) -> None:
+    with running(HAProxy(a="DRAIN", b="UP", c="DOWN 1/2"), tmp_path / "s") as path:
+        assert away(path) == [
+            {"name": "a", "model": "m", "status": "DRAIN"},
+            {"name": "c", "model": "m", "status": "DOWN 1/2"},
+        ]

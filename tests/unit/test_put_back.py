@@ -1,6 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What was taken out of the routes is put back, also where a host does not answer any more: Ansible skips `always` then."""
+"""What was taken out of the routes is put back, also where Ansible skips `always`: a host does not answer any more."""
 
 from __future__ import annotations
 

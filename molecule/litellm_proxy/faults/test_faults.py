@@ -127,6 +127,17 @@ def test_a_drained_instance_restarts_unnoticed_and_a_reload_keeps_it_out(lab, at
     assert proxy.servers(lab)["role2-one"] == "UP"
 
 
+def test_requests_from_before_a_reload_have_ended_before_an_instance_is_out(at):
+    with proxy.load() as requests:
+        at("role1").check_output("systemctl reload onprem-vllm-haproxy")
+        done = proxy.drain("out", "role2-one")
+        assert done.returncode == 0, done.stdout
+        at("role2").check_output("systemctl kill --signal=KILL instance@8001; systemctl restart instance@8001")
+        done = proxy.drain("in", "role2-one")
+        assert done.returncode == 0, done.stdout
+    assert proxy.failed(requests) == []
+
+
 def test_a_canary_gets_its_share_alone_and_is_judged_by_what_it_answered(lab):
     """Of 2 instances one is tried, as good as the other; then broken, which the share alone sees."""
     with proxy.load() as requests:
