@@ -1,6 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What module instance_info found on many hosts, as a table for a person."""
+"""What modules instance_info and drain found on many hosts, as a table for a person."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ HEAD = ("host", "instance", "gen", "release", "vLLM", "since", "state", "ready",
 
 
 def status_table(hosts: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """One line for each instance, and below it what is to be known about it.
+    """One line for each instance, and below it what is to be known about it; one for each that a proxy leaves out.
 
     Args:
-        hosts: what instance_info returned, by host; nothing where the host did not answer. With ``waived`` of its plan,
-            that is told below the host's last instance.
+        hosts: what instance_info returned, and drain where the host is a proxy, by host; nothing where it did not
+            answer. With ``waived`` of its plan, that is told below the host's last instance.
     """
     rows: list[tuple[str, ...]] = [HEAD]
     notes: dict[int, list[str]] = {}
     for host, found in hosts.items():
+        if found and "away" in found:
+            rows.extend(_away(host, found))
+            if "instances" not in found:
+                continue
         waived = _waived((found or {}).get("waived") or {})
         if not found or "instances" not in found:
             rows.append((host, "-", "-", "-", "-", "-", "no answer", "NO", "-"))
@@ -38,6 +42,14 @@ def status_table(hosts: Mapping[str, Mapping[str, Any] | None]) -> str:
         lines.append("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
         lines.extend(f"    {note}" for note in notes.get(number, ()))
     return "\n".join(lines)
+
+
+def _away(host: str, found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """What a proxy sends no requests, or one line that there is no such instance."""
+    unused = ("-",) * 4
+    if not found["away"]:
+        return [(host, "-", *unused, "no HAProxy" if found.get("msg") else "all up", "-", "-")]
+    return [(host, one["name"], *unused, f"{one['status']} in routes", "NO", "-") for one in found["away"]]
 
 
 def _waived(waived: Mapping[str, Any]) -> list[str]:

@@ -110,16 +110,22 @@ def test_an_answer_is_json_alone_and_what_is_wrong_goes_elsewhere() -> None:
 def test_status_is_json_alone_of_a_host_that_answers_and_of_one_that_does_not(tmp_path: Path) -> None:
     """This machine stands for the first; the second refuses connections."""
     hosts = {"here": {"ansible_connection": "local"}, "away": {"ansible_host": "127.0.0.1", "ansible_port": 1}}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"vllm": {"hosts": hosts}}), encoding="utf-8")
-    arguments = ("-i", str(tmp_path), "playbooks/status.yml")
+    fronts = {f"{name}-proxy": host for name, host in hosts.items()}
+    groups = {"vllm": {"hosts": hosts}, "proxy": {"hosts": fronts}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups), encoding="utf-8")
+    arguments = ("-i", str(tmp_path), "playbooks/status.yml", "--limit", "vllm")
     done = ansible_playbook(*arguments, "-e", "status_format=json", ANSIBLE_STDOUT_CALLBACK="onprem.vllm.answer")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["here"]["instances"] == []
     assert found["away"]["unreachable"] is True
+    assert found["here-proxy"]["away"] == []
+    assert found["away-proxy"]["unreachable"] is True
     assert "Connection refused" in done.stderr
     table = ansible_playbook(*arguments, ANSIBLE_STDOUT_CALLBACK="onprem.vllm.answer").stdout.splitlines()
-    assert [line.split()[0] for line in table if not line.startswith(" ")] == ["host", "away", "here"]
+    assert [line.split()[0] for line in table if not line.startswith(" ")] == [
+        *("host", "away", "here", "away-proxy", "here-proxy")
+    ]
 
 
 def test_a_bundle_without_a_place_is_refused_and_a_site_s_own_web_server_needs_no_mirror_host(tmp_path: Path) -> None:

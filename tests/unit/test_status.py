@@ -53,6 +53,17 @@ def test_an_instance_that_is_as_it_shall_be_is_one_line() -> None:
     ]
 
 
+def test_whom_a_proxy_sends_no_requests_is_told() -> None:
+    away = [{"name": "gpu1-glm", "model": "glm", "status": "DRAIN"}]
+    found = {"proxy1": {"away": away}, "proxy2": {"away": []}, "proxy3": {"msg": "no route"}, "gpu1": {"instances": []}}
+    lines = table(found).splitlines()
+    assert lines[1].split() == ["proxy1", "gpu1-glm", *"----", "DRAIN", "in", "routes", "NO", "-"]
+    assert lines[2].split() == ["proxy2", "-", *"----", "all", "up", "-", "-"]
+    assert lines[3].split()[6:9] == ["no", "answer", "NO"]
+    both = table({"gpu1": {"away": [], "instances": [instance()]}}).splitlines()
+    assert [line.split()[1] for line in both] == ["instance", "-", "glm"]
+
+
 def test_what_is_to_be_known_stands_below() -> None:
     decided = instance()["release"] | {
         "patches": ["mended"],
