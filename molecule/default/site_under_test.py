@@ -69,7 +69,7 @@ def status(*arguments: str) -> dict[tuple[str, str], dict[str, Any]]:
     asked = site(*arguments, "-e", "status_format=json", environment=alone, playbook="playbooks/status.yml")
     assert asked.returncode == 0, asked.stderr
     hosts = json.loads(asked.stdout).items()
-    return {(host, one["name"]): one for host, answer in hosts for one in answer["instances"]}
+    return {(host, one["name"]): one for host, answer in hosts for one in answer.get("instances", ())}
 
 
 def get(lab: Lab, address: str, *, inside: str = "") -> tuple[int, str]:
