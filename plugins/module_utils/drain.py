@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from .atomic import write_file
 from .haproxy_socket import Server, ask, order, servers, servers_of_old_workers
 from .host_lock import host_lock
 
 SOCKET = Path("/run/onprem-vllm-haproxy/admin.sock")
 # Beside it. A reload of the proxy holds the lock too: what is ordered meanwhile, the next worker would not know.
-LOCK, MASTER = "routes.lock", "master.sock"
+LOCK, MASTER, STATE = "routes.lock", "master.sock", "server-state"
 PREFIX = "model-"
 CONNECT_S = 2.0
 
@@ -156,6 +157,8 @@ def _lock(path: Path) -> AbstractContextManager[None]:
 def _order(path: Path, going: Sequence[Server], state: str) -> None:
     for one in going:
         order(path, f"set server {one.backend}/{one.name} state {state}")
+    if going:  # an HAProxy that comes back after a crash goes by it
+        write_file(path.with_name(STATE), f"{ask(path, 'show servers state')}\n".encode())
 
 
 def _before_reloads(path: Path) -> list[Server]:

@@ -45,6 +45,8 @@ class HAProxy:
             ]
             first = ["# pxname,svname,scur,status,addr,", "clients,FRONTEND,1,OPEN,,", "litellm,4001,9,UP,[::1]:4001,"]
             return "\n".join([*first, *rows])
+        if command == "show servers state":
+            return "\n".join(["1", *self.status.values()])
         self.orders.append(command)
         if " map " in command or not self.obeys:
             return ""
@@ -99,9 +101,11 @@ def test_requests_under_way_are_waited_for(tmp_path: Path) -> None:
         assert take_out(["a"], Limits(), check=False, path=path) == (True, [])
         assert haproxy.orders == ["set server model-m/a state drain"]
         assert haproxy.sessions["a"] == [0]
+        assert (tmp_path / "server-state").read_text() == "1\nDRAIN\nUP\n"
         assert take_out(["a"], Limits(), check=False, path=path) == (False, [])
         assert put_back(["a"], Limits(), check=False, path=path) is True
         assert put_back(["a"], Limits(), check=False, path=path) is False
+        assert (tmp_path / "server-state").read_text() == "1\nUP\nUP\n"
     assert haproxy.orders == ["set server model-m/a state drain", "set server model-m/a state ready"]
 
 

@@ -127,6 +127,16 @@ def test_a_drained_instance_restarts_unnoticed_and_a_reload_keeps_it_out(lab, at
     assert proxy.servers(lab)["role2-one"] == "UP"
 
 
+def test_a_drained_instance_stays_out_over_a_crash(lab, at):
+    assert proxy.drain("out", "role2-one").returncode == 0
+    proxy.kill(at("role1"), "onprem-vllm-haproxy")
+    proxy.wait("HAProxy again", lambda: proxy.chat(lab)[0] == 200, 30)
+    assert proxy.servers(lab)["role2-one"] == "DRAIN"
+    assert proxy.drain("in", "role2-one").returncode == 0
+    proxy.kill(at("role1"), "onprem-vllm-haproxy")
+    proxy.wait("all servers", lambda: proxy.servers(lab)["role2-one"] == "UP", 30)
+
+
 def test_requests_from_before_a_reload_have_ended_before_an_instance_is_out(at):
     with proxy.load() as requests:
         at("role1").check_output("systemctl reload onprem-vllm-haproxy")
