@@ -4,8 +4,8 @@
 
 ``readiness.py devices SECONDS`` waits for the device nodes of the instance's GPUs.
 ``readiness.py caches`` removes compiled graphs that a killed process left half written; run as the service itself.
-``readiness.py shut INSTANCE`` lets nobody but this host reach the instance's port, ``open INSTANCE`` everybody whom the
-firewall lets in.
+``readiness.py shut INSTANCE`` lets nobody but this host's root reach the instance's port, ``open INSTANCE`` everybody
+whom the firewall lets in.
 ``readiness.py completion SECONDS RECORD`` waits for one real completion, asks one request of every kind so that no
 user waits for a compilation, and writes RECORD. It ends at once when the main process does: systemd 252 waits for an
 ExecStartPost= even when what it waits for has died.
@@ -133,18 +133,22 @@ def clear_half_written(root: Path) -> None:
 
 
 def shut_port(instance: str) -> None:
-    """Refuse connections from elsewhere to the instance's port, in a table of its own, until ``open_port``.
+    """Refuse connections to the instance's port but these steps' own, in a table of its own, until ``open_port``.
 
-    vLLM's /health is 200 before the warm-up, so whoever goes by it, HAProxy's checks too, would send requests that wait
-    for compilations. Where this cannot be done the port is open meanwhile, which the journal says.
+    vLLM's /health is 200 before the warm-up, so whoever goes by it, HAProxy's checks too, on this host as well, would
+    send requests that wait for compilations. Where this cannot be done the port is open meanwhile, which the journal
+    says.
     """
     port = urllib.parse.urlsplit(os.environ.get("ONPREM_VLLM_URL", "")).port
     if not port or not shutil.which("nft"):
         return
     table = _warming_table(instance)
-    rule = f'iif != "lo" tcp dport {port} reject with tcp reset comment "warming up"'
-    chain = f"chain input {{\ntype filter hook input priority -10; policy accept;\n{rule}\n}}"
-    if said := _nft(f"{_gone(table)}table inet {table} {{\n{chain}\n}}\n"):
+    refused = f'tcp dport {port} reject with tcp reset comment "warming up"'
+    chains = "".join(
+        f"chain {hook} {{\ntype filter hook {hook} priority -10; policy accept;\n{whose} {refused}\n}}\n"
+        for hook, whose in (("input", 'iif != "lo"'), ("output", 'oif "lo" meta skuid != 0'))
+    )
+    if said := _nft(f"{_gone(table)}table inet {table} {{\n{chains}}}\n"):
         print(f"readiness: others reach the port while the instance warms up: {said}", file=sys.stderr)
 
 
