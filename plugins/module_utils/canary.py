@@ -12,11 +12,11 @@ import re
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .drain import PREFIX, SOCKET
+from .drain import PREFIX, SOCKET, follow
 from .haproxy_socket import Server, order, servers
 
 MAP = "/etc/vllm-proxy/canary.map"
@@ -93,12 +93,16 @@ def tried(
     names: Sequence[str],
     thresholds: Thresholds,
     *,
+    ports: Mapping[str, int] | None = None,
     path: Path = SOCKET,
     log: Callable[[float], str] = journal,
 ) -> list[str]:
     """Give instances their share for the time, and compare; a line of figures for each model.
 
     An instance without others of its model that are up has nothing to be compared with, and gets nothing.
+
+    Args:
+        ports: where instances listen now.
 
     Raises:
         CanaryWorse: one failed more, took longer, or went down.
@@ -108,6 +112,7 @@ def tried(
     canaries = _canaries(names, path)
     if not canaries:
         return []
+    follow(canaries, ports or {}, path)
     for one in canaries:
         order(path, f"set server {one.backend}/{one.name} state drain")
     _wait_up(canaries, path)

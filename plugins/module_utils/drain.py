@@ -84,8 +84,7 @@ def put_back(
     """Send instances requests again, once HAProxy finds them up; whether any was out.
 
     Args:
-        ports: where instances shall listen now. One that does, and no more where HAProxy asks it, is asked there from
-            now on: the proxy's next configuration comes after the last instance has moved.
+        ports: where instances shall listen now (``follow``).
 
     Raises:
         DrainRefused: one is not up in time; it stays in the routes, and gets requests as soon as it is.
@@ -96,11 +95,7 @@ def put_back(
     was_out = any(_is_out(one) for one in found)
     if check:
         return was_out
-    for one in found:
-        port = (ports or {}).get(one.name, one.port)
-        moved = one.port and one.port != port
-        if moved and _listens(one.address, port) and not _listens(one.address, one.port):
-            ask(path, f"set server {one.backend}/{one.name} addr {one.address} port {port}")
+    follow(found, ports or {}, path)
     # One that is down is not shown as taken out, and would stay so once it is up.
     with _lock(path):
         _order(path, [one for one in found if not one.up], "ready")
@@ -113,6 +108,18 @@ def put_back(
             )
         time.sleep(0.2)
     return was_out
+
+
+def follow(found: Sequence[Server], ports: Mapping[str, int], path: Path) -> None:
+    """Ask instances where they listen now: the proxy's next configuration comes after the last one has moved.
+
+    One stays where it is as long as it answers there, or nowhere else: a change that failed was taken back.
+    """
+    for one in found:
+        port = ports.get(one.name, one.port)
+        moved = one.port and one.port != port
+        if moved and _listens(one.address, port) and not _listens(one.address, one.port):
+            ask(path, f"set server {one.backend}/{one.name} addr {one.address} port {port}")
 
 
 def away(path: Path = SOCKET) -> list[dict[str, str]]:

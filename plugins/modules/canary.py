@@ -20,6 +20,10 @@ options:
     type: list
     elements: str
     required: true
+  ports:
+    description: Ports that the instances listen on now, by the name in O(servers).
+    type: dict
+    default: {}
   share:
     description: Percent of a model's requests.
     type: int
@@ -77,6 +81,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "servers": {"type": "list", "elements": "str", "required": True},
+            "ports": {"type": "dict", "default": {}},
             "share": {"type": "int", "default": 10},
             "seconds": {"type": "int", "default": 600},
             "requests": {"type": "int", "default": 50},
@@ -92,7 +97,8 @@ def main() -> None:
         given["share"], given["seconds"], given["requests"], given["errors_percent"], given["slowdown"]
     )
     try:
-        answers = tried(given["servers"], thresholds)
+        ports = {name: int(port) for name, port in given["ports"].items()}
+        answers = tried(given["servers"], thresholds, ports=ports)
     except (CanaryWorse, CanaryUnseen, SocketError) as error:
         module.fail_json(msg=str(error))
     for line in answers:

@@ -14,7 +14,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.canary import (
 )
 from ansible_collections.onprem.vllm.plugins.plugin_utils.canaries import canaries, first_hosts
 
-from .test_drain import HAProxy, running
+from .test_drain import HAProxy, listening_port, running, unused_port
 
 MAP = "/etc/vllm-proxy/canary.map"
 BRIEF = Thresholds(share=10, seconds=0.1, requests=10)
@@ -98,6 +98,14 @@ def test_one_without_others_that_are_up_is_not_tried_and_of_two_of_a_model_one(t
         haproxy.status.update(b="DRAIN", c="UP")
         assert len(tried(["a", "b"], BRIEF, path=path, log=log())) == 1
     assert [one for one in haproxy.orders if one.startswith("add")] == [f"add map {MAP} a 10"]
+
+
+def test_one_that_moved_to_another_port_is_tried_there(tmp_path):
+    haproxy = HAProxy(a="DRAIN", b="UP")
+    with running(haproxy, tmp_path / "s") as path, listening_port() as port:
+        haproxy.ports["a"] = unused_port()
+        tried(["a"], BRIEF, ports={"a": port, "c": 9}, path=path, log=log())
+    assert haproxy.orders[0] == f"set server model-m/a addr 127.0.0.1 port {port}"
 
 
 def test_a_log_that_cannot_be_read_is_no_pass(tmp_path, monkeypatch):
