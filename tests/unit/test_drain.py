@@ -9,8 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ansible_collections.onprem.vllm.plugins.module_utils import proxy
 from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
     LOCK,
     DrainRefused,
@@ -19,7 +21,10 @@ from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
     put_back,
     take_out,
 )
-from ansible_collections.onprem.vllm.plugins.module_utils.host_lock import host_lock
+from ansible_collections.onprem.vllm.plugins.module_utils.host_lock import HostLocked, host_lock
+from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate import Certificate
+
+from .test_proxy import made
 
 
 class HAProxy:
@@ -248,6 +253,29 @@ def test_nobody_takes_out_while_the_proxy_is_reloaded(tmp_path: Path) -> None:
             assert haproxy.orders == []
         taking.join()
     assert haproxy.orders == ["set server model-m/a state drain"]
+
+
+def test_a_reload_of_the_proxy_holds_the_lock_until_its_new_worker_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = made(tmp_path)
+    files = host.haproxy_files(Certificate("certificate", "key"))
+    held: list[bool] = []
+
+    def digest() -> str | None:
+        try:
+            with host_lock("a drain", 0, tmp_path / "run" / LOCK):
+                held.append(False)
+        except HostLocked:
+            held.append(True)
+        return proxy._mark(files) if len(held) > 3 else "former"
+
+    monkeypatch.setattr(host, "haproxy_digest", digest)
+    monkeypatch.setattr(proxy, "unit_state", lambda _unit: SimpleNamespace(active="active"))
+    for name in ("systemctl", "write", "_reload_where_stale"):
+        monkeypatch.setattr(proxy, name, lambda *_unused: None)
+    assert host.front(files) == "reloaded"
+    assert held == [False, True, True, True, False]
 
 
 def test_those_without_requests_are_told(tmp_path: Path) -> None:
