@@ -137,15 +137,24 @@ def test_a_drained_instance_stays_out_over_a_crash(lab, at):
     proxy.wait("all servers", lambda: proxy.servers(lab)["role2-one"] == "UP", 30)
 
 
-def test_requests_from_before_a_reload_have_ended_before_an_instance_is_out(at):
-    with proxy.load() as requests:
+def test_a_stream_from_before_a_reload_has_ended_before_its_instance_is_out(lab, at):
+    """HAProxy's old worker has it, which ends after the time for a request."""
+    done = proxy.roll("-e", "litellm_proxy_request_timeout_s=90")
+    assert done.returncode == 0, done.stdout
+    body = {"model": "org/Lone", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
+    proxy.mode(lab, 8003, "slow")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(proxy.ask, lab, "/v1/chat/completions", "--max-time", "120", body=body)
+        time.sleep(5)
         at("role1").check_output("systemctl reload onprem-vllm-haproxy")
-        done = proxy.drain("out", "role2-one")
-        assert done.returncode == 0, done.stdout
-        at("role2").check_output("systemctl kill --signal=KILL instance@8001; systemctl restart instance@8001")
-        done = proxy.drain("in", "role2-one")
-        assert done.returncode == 0, done.stdout
-    assert proxy.failed(requests) == []
+        done = proxy.module("drain", servers=["role2-lone"], state="out", wait_s=60, accept_outage=True)
+        at("role2").check_output("systemctl kill --signal=KILL instance@8003")
+    assert done.returncode == 0, done.stdout
+    status, stream = asked.result()
+    assert (status, stream.rstrip().endswith("data: [DONE]")) == (200, True), stream[-300:]
+    assert proxy.drain("in", "role2-lone").returncode == 0
+    done = proxy.roll()
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_canary_gets_its_share_alone_and_is_judged_by_what_it_answered(lab):
