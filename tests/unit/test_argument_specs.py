@@ -103,6 +103,22 @@ def test_every_variable_that_is_used_is_documented_or_internal(role: Path) -> No
         assert used <= known, f"{path.relative_to(COLLECTION)} uses {sorted(used - known)}"
 
 
+@NAMED
+def test_what_is_reckoned_with_or_decided_by_may_be_text(role: Path) -> None:
+    """-e name=90 is text, which argument specs accept and do not turn into a number: a template has to."""
+    reckoned = r"(?:[-+*/%]|[<>]=?) *(?:{0})\b(?! *\| *(?:int|float)\b)|\b(?:{0}) *(?:[-+*/%]|[<>]=?)(?!\w)"
+    decided = r"(?:\bif|\bnot|\band|\bor|when:|- ) *(?:{0})\b(?! *\| *bool\b)(?! is | in |:)"
+    kinds = {name: option.get("type") for name, option in options(role).items()}
+    found = []
+    for kind, pattern in (("int", reckoned), ("float", reckoned), ("bool", decided)):
+        names = "|".join(name for name, one in kinds.items() if one == kind)
+        for part in ("tasks", "templates", "vars") if names else ():
+            for path in filter(Path.is_file, (role / part).rglob("*")):
+                lines = path.read_text(encoding="utf-8").splitlines()
+                found += [line for line in lines if re.search(pattern.format(names), line)]
+    assert found == []
+
+
 def module_parameters() -> set[str]:
     """Parameters of the collection's modules: one may begin like a role's variable (nftables_drop_in)."""
     names: set[str] = set()
@@ -158,7 +174,7 @@ def set_by_playbooks() -> set[str]:
 
     playbooks = (COLLECTION / "playbooks").glob("**/*.yml")
     pairs = [pair for path in playbooks for pair in handed(yaml.safe_load(path.read_text(encoding="utf-8")))]
-    told = re.compile(r"vllm_plan|vllm_routes|vllm_secrets|hostvars|_pruned|_result")
+    told = re.compile(r"vllm_plan|vllm_routes|vllm_secrets|__backend_keys|hostvars|_pruned|_result")
     return {name for name, value in pairs if told.search(str(value)) and not name.startswith("__")}
 
 
