@@ -264,7 +264,7 @@ def test_a_reload_of_the_proxy_holds_the_lock_until_its_new_worker_is_there(
 
     def digest() -> str | None:
         try:
-            with host_lock("a drain", 0, tmp_path / "run" / LOCK):
+            with host_lock("a drain", 0, host.places.runtime / LOCK):
                 held.append(False)
         except HostLocked:
             held.append(True)

@@ -218,7 +218,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(proxy, "unit_state", lambda _unit: running)
     monkeypatch.setattr(proxy, "systemctl", lambda *given, **_unused: words.append(" ".join(given)))
     monkeypatch.setattr(proxy, "wait_started", lambda unit, *_unused: words.append(f"wait for {unit}"))
-    up = [haproxy_socket.Server("litellm", port, "UP", 0, int(port), 0) for port in ("4001", "4002")]
+    up = [haproxy_socket.Server("litellm", port, "UP", 0, int(port), 0, 0) for port in ("4001", "4002")]
     monkeypatch.setattr(Host, "_servers", lambda _host: up)
     monkeypatch.setattr(Host, "running_digest", lambda _host, _port: "another")
     return words
