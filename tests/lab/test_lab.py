@@ -73,6 +73,7 @@ def test_what_differs_from_the_image_is_told_and_what_was_made_anew_the_same_is_
     assert {"C /etc/issue.net", "C /etc/bash.bashrc", "A /etc/new", "D /etc/rmt"} <= {*here}
     for same in ("/etc/debian_version", "/etc/issue", "/etc/localtime", "/etc/came"):
         assert not [line for line in here if line.endswith(f" {same}")]
+    lab("exec", "b", "sh", "-c", "echo more >> /etc/nsswitch.conf")  # the image's own, after the look
 
 
 def test_hosts_run_systemd_and_an_ordinary_ssh_reaches_them():
