@@ -369,3 +369,10 @@ def test_a_half_written_graph_is_removed_and_a_whole_one_stays_warm(tmp_path: Pa
     )
     assert (kept.is_dir(), cut.exists(), empty.exists()) == (True, False, False)
     assert done.stdout.count("left half written") == 2
+
+
+def test_caches_that_nobody_named_are_let_be() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "VLLM_CACHE_ROOT"}
+    command = [sys.executable, "-I", str(READINESS), "caches"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -71,7 +71,8 @@ def main(words: list[str]) -> int:
         if len(words) == 2 and words[0] == "devices":
             wait_for_devices(os.environ.get("ONPREM_VLLM_GPUS", ""), float(words[1]))
         elif words == ["caches"]:
-            clear_half_written(Path(os.environ["VLLM_CACHE_ROOT"]))
+            if root := os.environ.get("VLLM_CACHE_ROOT"):  # the plan's; without one it lies where nobody said
+                clear_half_written(Path(root))
         elif len(words) == 2 and words[0] == "shut":
             shut_port(words[1])
         elif len(words) == 2 and words[0] == "open":
