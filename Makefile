@@ -59,7 +59,7 @@ lab-test: tools ## the lab itself: its air gap, reboots, connections, and that i
 
 LONG := $(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/long_*/molecule.yml))
 SCENARIOS := $(filter-out $(LONG),$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
-PYTHON_FOLDERS := plugins tests molecule
+PYTHON_FOLDERS := plugins roles tests molecule
 OLDEST := .cache/core-2.19
 
 .PHONY: test test-all

@@ -2,8 +2,9 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """LiteLLM's custom authentication without a database: keys by their sha256, read anew whenever the file changes.
 
-The file that ONPREM_VLLM_KEYS names holds ``{"<sha256 of a key>": {"team": …, "models": […], "expires": <Unix time>}}``;
-no models are all models, and no expiry is none. How many requests a key may send is counted in front, by HAProxy.
+The file that ONPREM_VLLM_KEYS names holds
+``{"<sha256 of a key>": {"team": …, "models": […], "expires": <Unix time>}}``; no models are all models, and no expiry is
+none. How many requests a key may send is counted in front, by HAProxy.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import os
 import time
+from functools import lru_cache
 from pathlib import Path
 
 from fastapi import Request
@@ -19,8 +21,6 @@ from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAut
 
 # Ways to name another model, address or key in the body than the one that was checked.
 REFUSED_FIELDS = ("fallbacks", "context_window_fallbacks", "api_base", "base_url", "api_key", "custom_llm_provider")
-
-_read: tuple[tuple[int, int], dict[str, dict[str, object]]] = ((0, 0), {})
 
 
 async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
@@ -55,14 +55,16 @@ async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
 
 
 def _keys() -> dict[str, dict[str, object]]:
-    """The keys of the file as it is now; the ones read before where it is being replaced."""
-    global _read
+    """The keys of the file as it is now."""
     path = Path(os.environ["ONPREM_VLLM_KEYS"])
     state = path.stat()
-    stamp = (state.st_ino, state.st_mtime_ns)
-    if stamp != _read[0]:
-        _read = (stamp, json.loads(path.read_bytes()))
-    return _read[1]
+    return _read(path, state.st_ino, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, _inode: int, _changed_ns: int) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads(path.read_bytes())
+    return found
 
 
 async def _body(request: Request) -> dict[str, object]:

@@ -2,8 +2,8 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """While a key is changed, an instance takes the one before too: ``vllm serve --middleware previous_key.PreviousKey``.
 
-vLLM's environment names one key, and its ``--api-key`` stands in a file that all may read, and in the journal. Instances
-restart one after the other and the proxy asks with one key, so for that time both must be right everywhere.
+vLLM's environment names one key, and its ``--api-key`` stands in a file that all may read, and in the journal.
+Instances restart one after the other and the proxy asks with one key, so for that time both must be right everywhere.
 Imported by vLLM; the plan puts it in where PREVIOUS_VLLM_API_KEY is among an instance's secrets.
 """
 
