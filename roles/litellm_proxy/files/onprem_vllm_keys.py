@@ -3,8 +3,8 @@
 """LiteLLM's custom authentication without a database: keys by their sha256, read anew whenever the file changes.
 
 The file that ONPREM_VLLM_KEYS names holds
-``{"<sha256 of a key>": {"team": …, "models": […], "expires": <Unix time>}}``; no models are all models, and no expiry is
-none. How many requests a key may send is counted in front, by HAProxy.
+``{"<sha256 of a key>": {"team": …, "models": […], "expires": <Unix time>}}``; no models are all models, and no expiry
+is none. How many requests a key may send is counted in front, by HAProxy.
 """
 
 from __future__ import annotations
