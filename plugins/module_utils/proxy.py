@@ -254,7 +254,8 @@ class Host:
             SystemdError: systemd refuses a unit.
         """
         etc, trial = self.places.etc, self.places.trial
-        shutil.rmtree(trial, ignore_errors=True)
+        if trial.is_dir():
+            shutil.rmtree(trial)
         trial.mkdir(mode=0o700)
         try:
             for file in haproxy:
@@ -274,7 +275,7 @@ class Host:
             except OSError as error:
                 raise ProxyFailed(f"haproxy cannot be run ({error.strerror}): install the package haproxy.") from error
         finally:
-            shutil.rmtree(trial, ignore_errors=True)
+            shutil.rmtree(trial)
         if done.returncode:
             raise ProxyFailed(f"HAProxy does not accept its configuration:\n{done.stderr.strip()}")
         for file in [*haproxy, *litellm]:
@@ -408,7 +409,7 @@ class Host:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # compared as a whole below
         address = next(iter(self.proxy.listen), "127.0.0.1").strip("[]")
-        address = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104
+        address = {"0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "::1"}.get(address, address)  # noqa: S104 - asked, not bound
         connection = http.client.HTTPSConnection(address, self.proxy.port, timeout=60, context=context)
         try:
             connection.connect()
@@ -525,7 +526,7 @@ def _with_former_master(before: bytes, keys: bytes) -> bytes:
     try:
         former = {key: entry for key, entry in json.loads(before).items() if entry["team"] == MASTER}
     except (ValueError, LookupError, TypeError, AttributeError):
-        former = {}
+        former = {}  # a damaged file has no key to keep; LiteLLM then says itself that it does not start
     return json.dumps({**former, **json.loads(keys)}, indent=1, sort_keys=True).encode()
 
 

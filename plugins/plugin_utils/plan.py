@@ -159,7 +159,7 @@ class _Composition:
                 if result is not None:
                     self.set[name] = result
         planned = read_yaml(COLLECTION / "catalogue" / "inventory.yml")["planned"]
-        for name in planned.keys() & {*variables, *unreadable}:
+        for name in sorted(planned.keys() & {*variables, *unreadable}):
             remedy = f"Set {planned[name]}, or remove it." if planned[name] else "Remove it."
             self._warn(name, "changes nothing: the playbooks set it, from the plan", remedy, "catalogue/inventory.yml")
         self.misread = [found["where"] for found in self.problems]
