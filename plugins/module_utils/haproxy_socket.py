@@ -27,6 +27,7 @@ class Server:
     address: str  # where it is asked; empty where HAProxy does not say, with port 0
     port: int
     redispatched: int  # requests that another server answered in its place, since HAProxy started
+    check: str = ""  # what its last health check found, in HAProxy's words
 
     @property
     def up(self) -> bool:
@@ -91,6 +92,7 @@ def _read(table: str) -> list[Server]:
             int(row["scur"] or 0),
             *_place(row.get("addr") or ""),
             int(row.get("wredis") or 0),
+            " ".join(filter(None, (row.get("check_desc"), row.get("last_chk")))),
         )
         for row in csv.DictReader(table.removeprefix("# ").splitlines())
         if row["svname"] not in ("FRONTEND", "BACKEND")

@@ -24,6 +24,7 @@ from .host_probe_firewall import firewalls
 from .host_probe_gpu import gpus, numa
 from .host_probe_instances import compiled, decided, instance
 from .host_probe_programs import DECISIVE, programs, python
+from .host_probe_proxy import proxy as proxy_of_the_host
 from .listeners import port_holders
 from .model_files import first_of
 
@@ -44,6 +45,7 @@ def probe(
     instances: Sequence[str] = (),
     causes: Sequence[Mapping[str, Any]] = (),
     models: Sequence[Mapping[str, Any]] = (),
+    proxy: bool = False,
 ) -> Facts:
     """All facts of this host. What needs another program runs beside the rest.
 
@@ -58,6 +60,7 @@ def probe(
         instances: instances whose units, and journals where they do not serve, to look at.
         causes: what a failed start is known by (catalogue/causes.yml).
         models: models whose files to read: ``name``, ``paths`` of which the first with a model counts, ``draft``.
+        proxy: whether to look at the host's proxy, too.
     """
     looks: dict[str, Callable[[], Any]] = {
         "gpu": gpus,
@@ -67,6 +70,7 @@ def probe(
         "pythons": lambda: {version: python(version) for version in pythons},
         "programs": lambda: _programs(environments or {}),
         "instances": lambda: _instances(instances, causes),
+        "proxy": lambda: proxy_of_the_host() if proxy else None,
         "models": lambda: {one["name"]: first_of(one["paths"], draft=bool(one.get("draft"))) for one in models},
         "current": lambda: {name: decided(name) for name in environments or {}},
         "os": os_release,

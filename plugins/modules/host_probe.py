@@ -65,6 +65,11 @@ options:
     type: list
     elements: dict
     default: []
+  proxy:
+    description: Whether to look at the host's proxy, too.
+    type: bool
+    default: false
+    version_added: 0.2.0
 attributes:
   check_mode:
     description: Can run in check mode and predict what it would change.
@@ -149,6 +154,12 @@ host:
           journal names (V(id), V(line)), the journal's V(lines) that matter, and why it is V(unreadable); null where
           there is no unit. Secrets are hidden. V(probes) are the findings that M(onprem.vllm.release_probe) recorded.
       type: dict
+    proxy:
+      description:
+        - The V(units) of the host's proxy, each with the V(active) and V(sub) state, V(result) and V(restarts); the
+          V(instances) that HAProxy leads to, each with V(name), V(model), V(status), what its last V(check) found, and
+          whether it is V(up); why HAProxy is V(silent). Null where there is no proxy, or nobody asked for it.
+      type: dict
     models:
       description:
         - For each model the V(directory) that was read, its V(config) (C(config.json)), V(modelopt)
@@ -210,6 +221,7 @@ def main() -> None:
             "instances": {"type": "list", "elements": "str", "default": []},
             "causes": {"type": "list", "elements": "dict", "default": []},
             "models": {"type": "list", "elements": "dict", "default": []},
+            "proxy": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )

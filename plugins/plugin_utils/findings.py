@@ -216,6 +216,52 @@ def _without_cause(name: str, state: str, found: Mapping[str, Any]) -> Finding:
     )
 
 
+def _proxy(_plan: Plan, facts: Facts) -> Iterator[Finding]:
+    """A proxy that does not run whole, and instances that it sends no requests."""
+    found = facts.get("proxy")
+    if not found:
+        return
+    for unit, state in found["units"].items():
+        if state["active"] not in ("active", "reloading"):
+            yield new_finding(
+                "proxy-failed",
+                f"{unit} is {state['active']} ({state['sub']}, {state['result']})",
+                "a proxy all of whose units run",
+                f"journalctl -u {unit}, or `ansible-playbook onprem.vllm.site --limit <this host>` to start it again.",
+            )
+    if found["silent"] and all(state["active"] == "active" for state in found["units"].values()):
+        yield new_finding(
+            "proxy-failed",
+            found["silent"],
+            "a HAProxy that says whom it sends requests",
+            "systemctl restart onprem-vllm-haproxy; requests under way then are cut off.",
+        )
+    for model in sorted({one["model"] for one in found["instances"]}):
+        instances = [one for one in found["instances"] if one["model"] == model]
+        away = [one for one in instances if not one["up"]]
+        said = ", ".join(f"{one['name']} is " + ": ".join(filter(None, (one["status"], one["check"]))) for one in away)
+        needed = f"requests for {model} to all of its {len(instances)} instances"
+        if away and len(away) == len(instances):
+            yield new_finding("proxy-model-away", said, needed, _back(away))
+        elif away:
+            yield new_finding("proxy-instance-away", said, needed, _back(away))
+
+
+def _back(away: Iterable[Mapping[str, Any]]) -> str:
+    """How instances come into the routes again."""
+    ordered = [one["name"] for one in away if one["status"].startswith(("DRAIN", "MAINT"))]
+    others = [one["name"] for one in away if one["name"] not in ordered]
+    said = []
+    if others:
+        said.append(
+            f"See what doctor says of the host of {', '.join(others)}; where nothing, whether its firewall "
+            "(vllm_instance_networks) lets this one in."
+        )
+    if ordered:
+        said.append(f"Once nothing works on it, the next site.yml of its host puts {', '.join(ordered)} back.")
+    return " ".join(said)
+
+
 # Each check with the parts of the facts that it cannot do without.
 _CHECKS: tuple[tuple[tuple[str, ...], Callable[[Plan, Facts], Iterable[Finding]]], ...] = (
     (("os", "machine", "glibc"), findings_system.system),
@@ -239,4 +285,5 @@ _CHECKS: tuple[tuple[tuple[str, ...], Callable[[Plan, Facts], Iterable[Finding]]
     (("models",), findings_model.models),
     ((), _undecided),
     (("instances",), _instances),
+    (("proxy",), _proxy),
 )

@@ -69,6 +69,21 @@ def tenant(memory_mib: int, name: str = "python3", unit: str | None = None) -> d
     }
 
 
+def proxied(
+    litellm: dict[str, str] | None = None, silent: str | None = None, **instances: tuple[str, str]
+) -> dict[str, Any]:
+    """A proxy as host_probe sees it; each instance with its status and what its last check found."""
+    runs = {"active": "active", "sub": "running", "result": "success", "restarts": 0}
+    return {
+        "units": {"onprem-vllm-haproxy.service": runs, "onprem-vllm-litellm@4001.service": {**runs, **(litellm or {})}},
+        "instances": [
+            {"name": name, "model": "m", "status": status, "check": check, "up": status.startswith("UP")}
+            for name, (status, check) in instances.items()
+        ],
+        "silent": silent,
+    }
+
+
 def failed(active: str, *causes: str, **changes: Any) -> dict[str, Any]:
     """An instance that does not serve."""
     return {
@@ -238,6 +253,19 @@ CASES: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]] = 
         lambda f: f.update(instances={"glm": failed("failed", unreadable="the journal cannot be read: no")}),
         "cannot be read",
     ),
+    (
+        "proxy-failed",
+        CPU,
+        lambda f: f.update(proxy=proxied(litellm={"active": "failed", "sub": "failed", "result": "exit-code"})),
+        "onprem-vllm-litellm@4001.service is failed (failed, exit-code)",
+    ),
+    ("proxy-failed", CPU, lambda f: f.update(proxy=proxied(silent="HAProxy does not answer")), "does not answer"),
+    (
+        "proxy-model-away",
+        CPU,
+        lambda f: f.update(proxy=proxied(one=("DOWN", "Layer4 timeout"), two=("DRAIN", ""))),
+        "one is DOWN: Layer4 timeout, two is DRAIN",
+    ),
 ]
 WARNINGS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]] = [
     ("selinux-enforcing", CPU, lambda f: f.update(selinux="enforcing"), "ausearch"),
@@ -274,6 +302,18 @@ WARNINGS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]]
         CPU,
         lambda f: f.update(instances={"glm": {**failed("failed", unreadable="no systemd"), "active": None}}),
         "no systemd",
+    ),
+    (
+        "proxy-instance-away",
+        CPU,
+        lambda f: f.update(proxy=proxied(one=("DOWN", "Layer4 timeout"), two=("UP", ""))),
+        "its firewall (vllm_instance_networks) lets",
+    ),
+    (
+        "proxy-instance-away",
+        CPU,
+        lambda f: f.update(proxy=proxied(one=("UP 1/2", ""), two=("DRAIN", ""))),
+        "the next site.yml of its host puts two back",
     ),
 ]
 
@@ -500,6 +540,7 @@ def test_too_few_gpus() -> None:
         lambda f: f.update(selinux="permissive"),
         lambda f: f.update(instances={"glm": None}),  # a bare host
         lambda f: f.update(instances={"glm": failed("active")}),
+        lambda f: f.update(proxy=proxied(one=("UP", "Layer7 check passed"))),
     ],
 )
 def test_what_is_no_finding(change: Callable[[dict[str, Any]], Any]) -> None:
