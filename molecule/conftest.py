@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import testinfra
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 SHARED = CHECKOUT / "molecule" / "shared"
+# Everything that is written on a host; wheels and models were verified by their hashes.
+WRITTEN = "/etc /home /opt/vllm/libexec /root /run /tmp /var"
 passed: list[str] = []
 
 
@@ -29,6 +32,24 @@ def lab(*arguments: str) -> str:
 @pytest.fixture(name="lab")
 def lab_fixture():
     return lab
+
+
+@pytest.fixture
+def files_with():
+    """Files of a host that hold a text, readable by whomever.
+
+    grep's status is not looked at: it is 1 without a match and 2 where a file of /run went away; who uses this proves
+    that it finds what is leaked on purpose.
+    """
+    return lambda text, host: lab(
+        "exec", host, "sh", "-c", f"grep -rlsF -e {shlex.quote(text)} {WRITTEN} || true"
+    ).splitlines()
+
+
+@pytest.fixture
+def said_on():
+    """What any user of a host, or a collector of its logs, can read: the journal and every command line."""
+    return lambda host: lab("exec", host, "sh", "-c", "journalctl --no-pager --output=export; ps axww -o args")
 
 
 @pytest.fixture

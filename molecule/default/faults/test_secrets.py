@@ -16,30 +16,14 @@ import site_under_test as site
 
 OTHER = "marked-secret-of-tomorrow"
 CONTROL = "marked-control-8d21"
-# Everything that is written on a host; wheels and models were verified by their hashes.
-WRITTEN = "/etc /home /opt/vllm/libexec /root /run /tmp /var"
 
 
-def files_with(text: str, host: str, lab: site.Lab) -> list[str]:
-    """Files of a host that hold ``text``, readable by whomever.
-
-    grep's status is not looked at: it is 1 without a match and 2 where a file of /run went away; the first test
-    proves that the search finds.
-    """
-    return lab("exec", host, "sh", "-c", f"grep -rlsF -e {text} {WRITTEN} || true").splitlines()
-
-
-def said_on(host: str, lab: site.Lab) -> str:
-    """What any user of a host, or a collector of its logs, can read: the journal and every command line."""
-    return lab("exec", host, "sh", "-c", "journalctl --no-pager --output=export; ps axww -o args")
-
-
-def test_the_search_finds_what_is_leaked_on_purpose(lab):
+def test_the_search_finds_what_is_leaked_on_purpose(lab, files_with, said_on):
     lab("exec", "glm1", "sh", "-c", f"echo x={CONTROL} > /etc/leaked; echo {CONTROL} | systemd-cat; sleep 1")
     try:
-        found = files_with(CONTROL, "glm1", lab)
+        found = files_with(CONTROL, "glm1")
         assert "/etc/leaked" in found
-        assert f"MESSAGE={CONTROL}" in said_on("glm1", lab)
+        assert f"MESSAGE={CONTROL}" in said_on("glm1")
     finally:
         lab("exec", "glm1", "rm", "/etc/leaked")
     variables = ["-m", "ansible.builtin.debug", "-a", "var=vllm_secrets", "l40s1"]
@@ -63,19 +47,19 @@ def test_a_key_is_in_no_output_at_the_highest_verbosity(key):
     assert not told, told
 
 
-def test_a_key_lies_in_roots_file_alone_and_in_no_log(lab, at):
-    kept = files_with(site.KEY, "l40s1", lab)
+def test_a_key_lies_in_roots_file_alone_and_in_no_log(at, files_with, said_on):
+    kept = files_with(site.KEY, "l40s1")
     assert kept
     for path in kept:
         assert path.startswith("/etc/vllm/gemma/generations/"), path
         environment = at("l40s1").file(path)
         assert (path.rpartition("/")[2], environment.user, environment.mode) == ("environment", "root", 0o400)
-    assert files_with(OTHER, "l40s1", lab) == []
+    assert files_with(OTHER, "l40s1") == []
     for host in (*site.INSTANCES, "mirror1"):
-        said = said_on(host, lab)
+        said = said_on(host)
         assert site.KEY not in said
         assert OTHER not in said
-        assert host == "l40s1" or files_with(site.KEY, host, lab) == []
+        assert host == "l40s1" or files_with(site.KEY, host) == []
 
 
 def test_a_key_is_wanted_from_who_asks(lab):

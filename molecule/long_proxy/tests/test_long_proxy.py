@@ -12,11 +12,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "litellm_proxy"))
 import proxy_under_test as proxy
 
 proxy.FRONT, proxy.MODEL = "proxy1", "tiny-qwen3"
 INSTANCES = {"glm1-glm", "l40s1-gemma"}
+OLD_KEY, NEW_KEY = "key-of-the-instances-sought-by-tests", "key-of-tomorrow-sought-by-tests"
+TEAM, NEW_TEAM = "sk-team-sought-by-tests", "sk-team-of-tomorrow-sought-by-tests"
+NEW_MASTER = "sk-master-of-tomorrow-sought-by-tests"
+SECRETS = [proxy.MASTER, NEW_MASTER, TEAM, NEW_TEAM, OLD_KEY, NEW_KEY]  # and what is made later
+CONTROL = "marked-control-77e0"
 START_SECONDS = 400
 
 
@@ -30,12 +37,30 @@ def test_both_instances_serve_the_model_and_neither_without_its_key(lab):
     assert lab("run", "sh", "-c", get) == "401"
 
 
-def play(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A playbook of the collection, as a person runs it."""
+def play(name: str, *arguments: str, **variables: object) -> subprocess.CompletedProcess[str]:
+    """A playbook of the collection, as a person runs it who wants to see everything; no key is in what it says.
+
+    Args:
+        variables: given by a file, so that no key is on a command line.
+    """
     lab_inventory = proxy.CHECKOUT / ".cache/lab/mol_long_proxy/inventory.yml"
     inventories = [proxy.CHECKOUT / "inventory/lab", Path(__file__).parents[1] / "inventory/hosts.yml", lab_inventory]
+    given = proxy.WORK / "variables.json"
+    given.touch(mode=0o600)
+    given.write_text(json.dumps(variables))
     command = ["ansible-playbook", *[f"-i{path}" for path in inventories], f"playbooks/{name}.yml", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=proxy.CHECKOUT)
+    plain = {**os.environ, "ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(
+        [*command, "-vvv", "--diff", f"-e@{given}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=proxy.CHECKOUT,
+        env=plain,
+    )
+    leaked = [line for line in (done.stdout + done.stderr).splitlines() if any(secret in line for secret in SECRETS)]
+    assert leaked == []
+    return done
 
 
 def back(lab, name: str) -> None:
@@ -45,7 +70,7 @@ def back(lab, name: str) -> None:
 def test_a_change_of_the_proxy_loses_no_request_and_limit_keeps_all_instances(lab):
     with proxy.load() as requests:
         changed = {"litellm_proxy_memory_max": "3G", "litellm_proxy_names": ["proxy1", "another.example"]}
-        done = play("site", "--limit", "proxy", "-e", json.dumps(changed))
+        done = play("site", "--limit", "proxy", **changed)
         assert done.returncode == 0, done.stdout
     assert "changed=1" in done.stdout
     assert proxy.failed(requests) == []
@@ -63,7 +88,7 @@ def test_an_upgrade_loses_no_request(lab, at):
     before = started(at)
     canary = {"vllm_canary_share": 20, "vllm_canary_s": 30, "vllm_canary_requests": 5, "vllm_canary_slowdown": 20}
     with proxy.load() as requests:
-        done = play("upgrade", "--limit", "glm1", "-e", "vllm_service_nofile=65536", "-e", json.dumps(canary))
+        done = play("upgrade", "--limit", "glm1", vllm_service_nofile=65536, **canary)
         assert done.returncode == 0, done.stdout
     after = started(at)
     assert (before["glm1"] != after["glm1"], before["l40s1"]) == (True, after["l40s1"])
@@ -75,7 +100,7 @@ def test_an_upgrade_that_does_not_get_ready_loses_no_request_and_what_came_back_
     """Layers that the model does not have: missed when its weights are loaded."""
     wrong = {"vllm_group_overrides": {"serve": {"hf-overrides": {"num_hidden_layers": 64}}}}
     with proxy.load() as requests:
-        done = play("upgrade", "--limit", "glm1", "-e", json.dumps(wrong))
+        done = play("upgrade", "--limit", "glm1", **wrong)
         assert done.returncode != 0
     assert "was brought back and serves" in done.stdout
     assert proxy.failed(requests) == []
@@ -96,7 +121,7 @@ def test_a_rollback_loses_no_request(lab, at):
 def test_a_changed_configuration_restarts_every_instance_and_loses_no_request(lab, at):
     before = started(at)
     with proxy.load() as requests:
-        done = play("site", "-e", "vllm_service_nofile=131072")
+        done = play("site", vllm_service_nofile=131072)
         assert done.returncode == 0, done.stdout
     assert all(before[host] != process for host, process in started(at).items())
     assert proxy.failed(requests) == []
@@ -145,16 +170,112 @@ def test_a_killed_instance_loses_its_streams_alone_and_comes_back_by_itself(lab,
 
 def test_a_new_key_of_the_instances_loses_no_request(lab):
     """The previous one is right as well until the proxy has the new one; then it is taken away."""
-    old, new = "key-of-the-instances-sought-by-tests", "key-of-tomorrow-sought-by-tests"
 
     def status(host: str, key: str) -> str:
         get = ["curl", "--silent", "--output", "/dev/null", "--max-time", "5", "--write-out", "%{http_code}"]
         return lab("run", *get, "--header", f"Authorization: Bearer {key}", f"http://{host}:8000/v1/models")
 
-    for keys, of_old in (({"VLLM_API_KEY": new, "PREVIOUS_VLLM_API_KEY": old}, "200"), ({"VLLM_API_KEY": new}, "401")):
+    both = {"VLLM_API_KEY": NEW_KEY, "PREVIOUS_VLLM_API_KEY": OLD_KEY}
+    for keys, of_old in ((both, "200"), ({"VLLM_API_KEY": NEW_KEY}, "401")):
         with proxy.load() as requests:
-            done = play("site", "-e", json.dumps({"keys_of_instances": keys}))
+            done = play("site", keys_of_instances=keys)
             assert done.returncode == 0, done.stdout
         assert proxy.failed(requests) == []
         for host in ("glm1", "l40s1"):
-            assert (status(host, new), status(host, old), status(host, "other")) == ("200", of_old, "401")
+            assert (status(host, NEW_KEY), status(host, OLD_KEY), status(host, "other")) == ("200", of_old, "401")
+
+
+def test_new_keys_of_clients_and_a_certificate_of_the_operator_lose_no_request(lab):
+    """A team's key and the certificate under load; then the master key, with which the load asks."""
+    assert [proxy.chat(lab, key=key, max_tokens=4)[0] for key in (TEAM, NEW_TEAM)] == [200, 401]
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{proxy.WORK}/own.key"]
+    name = [
+        "-subj",
+        "/CN=proxy1",
+        "-addext",
+        "subjectAltName=DNS:proxy1",
+        "-days",
+        "30",
+        "-out",
+        f"{proxy.WORK}/own.pem",
+    ]
+    subprocess.run(["openssl", "req", "-x509", *made, *name], check=True, capture_output=True)
+    key = (proxy.WORK / "own.key").read_text()
+    SECRETS.append(key.splitlines()[1])
+    changed = {
+        "keys_of_instances": {"VLLM_API_KEY": NEW_KEY},
+        "litellm_proxy_keys": {"team": {"key": NEW_TEAM, "models": ["tiny-qwen3"]}},
+    }
+    own = {"litellm_proxy_certificate": (proxy.WORK / "own.pem").read_text(), "litellm_proxy_certificate_key": key}
+    root = (proxy.WORK / "ca.pem").read_text()
+    # A client that was told of the change trusts both.
+    (proxy.WORK / "ca.pem").write_text(root + own["litellm_proxy_certificate"])
+    with proxy.load() as requests:
+        done = play("site", "--limit", "proxy", **changed, **own)
+        assert done.returncode == 0, done.stdout
+    assert proxy.failed(requests) == []
+    assert [proxy.chat(lab, key=key, max_tokens=4)[0] for key in (TEAM, NEW_TEAM)] == [401, 200]
+    done = play("site", "--limit", "proxy", **changed, **own, litellm_proxy_master_key=NEW_MASTER)
+    assert done.returncode == 0, done.stdout
+    assert [proxy.chat(lab, key=key, max_tokens=4)[0] for key in (proxy.MASTER, NEW_MASTER)] == [401, 200]
+
+
+def test_the_search_finds_what_is_leaked_on_purpose(lab, files_with, said_on, monkeypatch):
+    """In the output of a playbook, a file and the journal; so the next test's silence says something."""
+    monkeypatch.setattr(sys.modules[__name__], "SECRETS", ["Compose the plans"])
+    with pytest.raises(AssertionError, match="Compose the plans"):
+        play("plan")
+    lab("exec", "proxy1", "sh", "-c", f"echo x={CONTROL} > /etc/leaked; echo {CONTROL} | systemd-cat; sleep 1")
+    try:
+        assert "/etc/leaked" in files_with(CONTROL, "proxy1")
+        assert f"MESSAGE={CONTROL}" in said_on("proxy1")
+    finally:
+        lab("exec", "proxy1", "rm", "/etc/leaked")
+
+
+def test_keys_lie_in_files_of_root_alone_and_in_no_log(at, files_with, said_on):
+    """Whatever was rolled out before; of teams' keys a host has nothing but what they are checked with."""
+    places = {
+        "proxy1": ("/etc/vllm-proxy/environment", "/etc/vllm-proxy/certificate.pem"),
+        "glm1": ("/etc/vllm/glm/generations/",),
+        "l40s1": ("/etc/vllm/gemma/generations/",),
+        "mirror1": (),
+    }
+    found: dict[str, set[str]] = {secret: set() for secret in SECRETS}
+    for host, allowed in places.items():
+        said = said_on(host)
+        assert [secret for secret in SECRETS if secret in said] == []
+        for secret in SECRETS:
+            for path in files_with(secret, host):
+                file = at(host).file(path)
+                assert path.startswith(allowed), (host, path)
+                assert (file.user, file.mode) == ("root", 0o400), (host, path)
+                found[secret].add(host)
+    held = {
+        proxy.MASTER: set(),
+        NEW_MASTER: {"proxy1"},
+        TEAM: set(),
+        NEW_TEAM: set(),
+        OLD_KEY: {"glm1", "l40s1"},  # generations to roll back to
+        NEW_KEY: {"proxy1", "glm1", "l40s1"},
+        SECRETS[-1]: {"proxy1"},
+    }
+    assert found == held
+
+
+def test_doctor_names_an_instance_that_the_proxy_does_not_reach(lab, at):
+    """It serves on its own host, and a rule of someone else keeps the proxy out."""
+    at("glm1").check_output(
+        "nft 'add table inet other { chain in { type filter hook input priority 0; tcp dport 8000 drop; }; }'"
+    )
+    try:
+        proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["glm1-glm"], 60)
+        report = proxy.WORK / "findings.json"
+        done = play("doctor", "-e", "doctor_format=json", "-e", f"doctor_file={report}", "-e", "doctor_fail_on=never")
+        assert done.returncode == 0, done.stdout
+        [finding] = [one for one in json.loads(report.read_text()) if one["id"] == "proxy-instance-away"]
+    finally:
+        at("glm1").check_output("nft delete table inet other")
+    assert finding["host"] == "proxy1"
+    assert finding["found"].startswith("glm1-glm is DOWN: ")
+    back(lab, "glm1-glm")
