@@ -10,7 +10,8 @@ from typing import Any
 
 from .drain import PREFIX, SOCKET
 from .haproxy_socket import SocketError, servers
-from .proxy import HAPROXY, LITELLM
+from .model_files import json_of
+from .proxy import HAPROXY, KEYS, LITELLM, Places
 from .systemd_unit import unit_state
 
 Facts = dict[str, Any]
@@ -18,19 +19,19 @@ Facts = dict[str, Any]
 SYSTEM_UNITS = Path("/etc/systemd/system")
 
 
-def proxy(path: Path = SOCKET, units: Path = SYSTEM_UNITS) -> Facts | None:
+def proxy(path: Path = SOCKET, units: Path = SYSTEM_UNITS, said: Path = Places.keys_said) -> Facts | None:
     """The proxy's units and what HAProxy says of each instance; None where the host has no proxy.
 
     Returns:
-        ``{units: {unit: {active, sub, result, restarts}}, instances: [{name, model, status, check, up}], silent}``,
-        ``silent`` why HAProxy does not say anything.
+        ``{units: {unit: {active, sub, result, restarts}}, instances: [{name, model, status, check, up}], silent,
+        keys}``: ``silent`` why HAProxy does not say anything, ``keys`` why the database of the keys does not.
 
     Raises:
         SystemdError: systemd does not say how a unit is.
     """
     if not (units / HAPROXY).is_file():
         return None
-    enabled = sorted(link.name for link in units.glob(f"*/{LITELLM.format('*')}"))
+    enabled = sorted(link.name for link in [*units.glob(f"*/{LITELLM.format('*')}"), *units.glob(f"*/{KEYS}")])
     states = {name: asdict(unit_state(name)) for name in (HAPROXY, *enabled)}
     facts: Facts = {
         "units": {
@@ -38,6 +39,7 @@ def proxy(path: Path = SOCKET, units: Path = SYSTEM_UNITS) -> Facts | None:
         },
         "instances": [],
         "silent": None,
+        "keys": json_of(said).get("error") if KEYS in enabled else None,
     }
     try:
         facts["instances"] = [

@@ -42,6 +42,8 @@ from .systemd_unit import (
 DIGEST_VARIABLE = "ONPREM_VLLM_PROXY"
 DIGEST_MARK = "@digest@"
 HAPROXY = "onprem-vllm-haproxy.service"
+DATABASE = "onprem_vllm_keys"  # on a host's own server
+KEYS = "onprem-vllm-keys.service"
 LITELLM = "onprem-vllm-litellm@{}.service"
 LITELLM_TEMPLATE = "onprem-vllm-litellm@.service"
 HIDDEN = "(hidden)"
@@ -68,11 +70,32 @@ class Places:
     runtime: Path = Path("/run/onprem-vllm-haproxy")
     trial: Path = Path("/run/onprem-vllm-haproxy-check")
     programs: Path = Path("/opt/vllm/libexec")
+    keys: Path = Path("/var/lib/onprem-vllm-keys")
+    keys_said: Path = Path("/run/onprem-vllm-keys/said.json")
 
     @property
     def admin(self) -> Path:
         """HAProxy's administration socket."""
         return self.runtime / "admin.sock"
+
+
+@dataclass(frozen=True)
+class KeyStore:
+    """Keys of teams in PostgreSQL, besides those of the inventory.
+
+    Attributes:
+        unit: text of the unit that follows the database.
+        program: text of the program that it runs.
+        local: name of a database on this host's own server; empty for another server.
+        connection: libpq's address of another server.
+        password: for it.
+    """
+
+    unit: str
+    program: str
+    local: str = ""
+    connection: str = ""
+    password: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -98,6 +121,8 @@ class Proxy:
     paths: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     certificate: Certificate | None = field(default=None, repr=False)
+    store: KeyStore | None = None
+    user: str = "vllm-proxy"
     renew_days: int = 30
     start_s: float = 120
     answer_s: float = 60
@@ -201,6 +226,21 @@ class Host:
             File(etc / "certificate.pem", certificate.pem, 0o400),
         ]
 
+    def store_files(self) -> list[File]:
+        """What follows the database of the keys; nothing where there is none."""
+        store = self.proxy.store
+        if store is None:
+            return []
+        way = {"local": store.local, "connection": store.connection, "password": store.password}
+        settings = {**way, "reader": self.proxy.user}
+        mark = digest(*(part.encode() for part in (store.unit, store.program, json.dumps(settings, sort_keys=True))))
+        known = json.dumps({**settings, "models": self.proxy.models}, indent=1).encode()
+        return [
+            self._plain(self.places.programs / "team_keys.py", store.program),
+            File(self.places.etc / "database.json", known, 0o400),
+            self._plain(self.places.units / KEYS, store.unit.replace(DIGEST_MARK, mark)),
+        ]
+
     @staticmethod
     def _plain(path: Path, text: str) -> File:
         return File(path, text.encode(), shown=text)
@@ -213,6 +253,16 @@ class Host:
         if state.active != "active" or not state.main_pid:
             return None
         return process_environment(state.main_pid, DIGEST_VARIABLE) or ""
+
+    def store_is_due(self, files: Sequence[File]) -> bool:
+        """Whether what follows the database runs with other content than its files, or is there and not wanted."""
+        if not files:
+            return (self.places.units / KEYS).exists()
+        state = unit_state(KEYS)
+        if state.active != "active" or not state.main_pid:
+            return True
+        running = process_environment(state.main_pid, DIGEST_VARIABLE) or "nothing"
+        return f"{DIGEST_VARIABLE}={running}\n" not in _named(files, KEYS).decode()
 
     def haproxy_digest(self) -> str | None:
         """What HAProxy has read, None where it does not run."""
@@ -281,6 +331,44 @@ class Host:
         for file in [*haproxy, *litellm]:
             if file.path.parent == self.places.units:
                 verify_unit(file.path.name.replace("@.", "@1."), file.content.decode())
+
+    def make_room_for_keys(self) -> None:
+        """HAProxy does not start where a map is missing; what stands in one is not ours to say."""
+        self.places.keys.mkdir(mode=0o755, exist_ok=True)
+        for name in ("teams.map", "limits.map"):
+            (self.places.keys / name).touch(mode=0o400)
+
+    def follow_store(self, files: Sequence[File], *, due: bool) -> str:
+        """Bring the keys of the database to the proxy from now on, or no longer; what to tell if it does not answer."""
+        store = self.proxy.store
+        if store is None:
+            if due:
+                remove_store(self.places)
+            return ""
+        write(files)
+        _reload_where_stale(KEYS)
+        systemctl("enable", "--quiet", KEYS)
+        if due:
+            before = unit_state(KEYS)
+            if before.loaded:
+                systemctl("reset-failed", KEYS)
+            systemctl("restart", "--no-block", KEYS)
+            wait_started(KEYS, 60, before.invocation)
+        # It tries again every few seconds, and the database may just come up.
+        if _within(20, lambda: self.store_said() == ""):
+            return ""
+        said = hidden(self.store_said() or "nothing", [store.password])
+        return (
+            f"The database of the keys does not answer: {said}\nThe keys that were known before go on. "
+            "Look at litellm_proxy_database, and at that server's log."
+        )
+
+    def store_said(self) -> str | None:
+        """Why the database does not answer, empty where it does; None where nobody has said it."""
+        try:
+            return str(json.loads(self.places.keys_said.read_bytes())["error"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
 
     def front(self, files: Sequence[File]) -> str:
         """Bring HAProxy to what its files say; what was done, empty for nothing."""
@@ -446,8 +534,10 @@ def bring_about(host: Host, *, check_mode: bool) -> dict[str, object]:
 def _carry_out(host: Host, *, check_mode: bool) -> dict[str, object]:
     certificate, issued = host.certificate(issue=not check_mode)
     litellm = host.litellm_files()
+    store = host.store_files()
     haproxy = host.haproxy_files(certificate) if certificate is not None else []
-    changed = [file for file in [*haproxy, *litellm] if not file.stands()]
+    changed = [file for file in [*haproxy, *litellm, *store] if not file.stands()]
+    follow = host.store_is_due(store)
     others = host.others()
     result: dict[str, object] = {
         "issued": issued,
@@ -462,35 +552,42 @@ def _carry_out(host: Host, *, check_mode: bool) -> dict[str, object]:
         return {
             **result,
             "restarted": due,
-            "changed": bool(changed or others or due or reload or issued),
+            "changed": bool(changed or others or due or reload or issued or follow),
             "answers": {},
         }
     program = Path(host.proxy.release, "bin", "litellm")
     if not os.access(program, os.X_OK) or not Path(host.proxy.release, "manifest.json").is_file():
         raise ProxyFailed(f"The release {host.proxy.release} is missing or not whole; install it first (role uv_venv).")
-    host.validate(haproxy, litellm)
+    if store:
+        host.make_room_for_keys()
+    host.validate(haproxy, [*litellm, *store])
     front = host.front(haproxy)
+    without_keys = host.follow_store(store, due=follow)
     restarted = host.processes(litellm)
     for unit in others:
         stop(unit)
         systemctl("disable", "--quiet", unit)
     answers = host.answers()
     result |= {"restarted": restarted, "haproxy": front, "answers": answers}
-    result["changed"] = bool(changed or others or restarted or front or issued)
+    result["changed"] = bool(changed or others or restarted or front or issued or follow)
+    problems = [without_keys] if without_keys else []
     if silent := {name: said for name, said in answers.items() if isinstance(said, str)}:
         lines = "".join(f"\n  {name}: {said}" for name, said in silent.items())
-        raise ProxyFailed(
-            f"Everything is in place, and these models do not answer through the proxy:{lines}\n"
+        problems.append(
+            f"These models do not answer through the proxy:{lines}\n"
             "Look at their instances (site.yml on group vllm), and at their firewall (vllm_instance_networks)."
         )
+    if problems:
+        raise ProxyFailed("\n".join(["Everything is in place, but:", *problems]))
     return result
 
 
 def remove(places: Places, *, check_mode: bool) -> bool:
     """Take everything back but the release; whether there was something."""
-    units = [*places.units.glob(LITELLM.format("*")), places.units / HAPROXY]
+    units = [*places.units.glob(LITELLM.format("*")), places.units / HAPROXY, places.units / KEYS]
     wants = places.units / "multi-user.target.wants"
-    links = [wants / HAPROXY, *wants.glob(LITELLM.format("*"))]  # while HAProxy runs, requests keep LiteLLM up
+    # LiteLLM last: while HAProxy runs, requests keep it up.
+    links = [wants / KEYS, wants / HAPROXY, *wants.glob(LITELLM.format("*"))]
     found = places.etc.is_dir() or any(path.exists() or path.is_symlink() for path in [*units, *links])
     if check_mode or not found:
         return found
@@ -502,12 +599,28 @@ def remove(places: Places, *, check_mode: bool) -> bool:
         for path in units:
             path.unlink(missing_ok=True)
         systemctl("daemon-reload")
-        (places.programs / "proxy.py").unlink(missing_ok=True)
+        for name in ("proxy.py", "team_keys.py"):
+            (places.programs / name).unlink(missing_ok=True)
         if places.programs.is_dir() and not any(places.programs.iterdir()):
             places.programs.rmdir()
         if places.etc.is_dir():  # it holds keys: what stays of it must be told
             shutil.rmtree(places.etc)
+        if places.keys.is_dir():
+            shutil.rmtree(places.keys)
     return True
+
+
+def remove_store(places: Places) -> None:
+    """Nothing follows the database any more; what is in it stays."""
+    if (places.units / "multi-user.target.wants" / KEYS).is_symlink():
+        stop(KEYS)
+        systemctl("disable", "--quiet", KEYS)
+    (places.units / KEYS).unlink()
+    systemctl("daemon-reload")
+    for path in (places.programs / "team_keys.py", places.etc / "database.json"):
+        path.unlink(missing_ok=True)
+    if places.keys.is_dir():
+        shutil.rmtree(places.keys)
 
 
 def write(files: Sequence[File]) -> None:

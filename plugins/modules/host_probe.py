@@ -158,7 +158,8 @@ host:
       description:
         - The V(units) of the host's proxy, each with the V(active) and V(sub) state, V(result) and V(restarts); the
           V(instances) that HAProxy leads to, each with V(name), V(model), V(status), what its last V(check) found, and
-          whether it is V(up); why HAProxy is V(silent). Null where there is no proxy, or nobody asked for it.
+          whether it is V(up); why HAProxy is V(silent), and why the database of the V(keys) is. Null where there is no
+          proxy, or nobody asked for it.
       type: dict
     models:
       description:

@@ -91,6 +91,22 @@ options:
     description: Days before its end at which a certificate of the own CA is issued anew.
     type: int
     default: 30
+  keys_unit:
+    description: Text of the unit that follows a database of keys, C(@digest@) where its digest shall stand.
+    type: str
+  keys_program:
+    description: Text of the program that it runs.
+    type: str
+  database:
+    description:
+      - PostgreSQL database with keys of teams besides O(keys), V(local) for one on this host's own server, or libpq's
+        address of another. Without it nothing follows a database, and the keys that one had are no longer known.
+    type: str
+    default: ""
+  database_password:
+    description: Password for another server.
+    type: str
+    default: ""
   user:
     description: System user of LiteLLM.
     type: str
@@ -156,7 +172,7 @@ import pwd
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.proxy import Host, Places, Proxy, ProxyFailed, bring_about, remove
+from ..module_utils.proxy import DATABASE, Host, KeyStore, Places, Proxy, ProxyFailed, bring_about, remove
 from ..module_utils.proxy_certificate import Certificate
 
 NEEDED = (
@@ -188,6 +204,10 @@ def main() -> None:
             "certificate": {"type": "str"},
             "certificate_key": {"type": "str", "no_log": True},
             "renew_days": {"type": "int", "default": 30},
+            "keys_unit": {"type": "str"},
+            "keys_program": {"type": "str"},
+            "database": {"type": "str", "default": ""},
+            "database_password": {"type": "str", "default": "", "no_log": True},
             "user": {"type": "str", "default": "vllm-proxy"},
             "start_timeout_s": {"type": "int", "default": 180},
             "answer_timeout_s": {"type": "int", "default": 60},
@@ -206,6 +226,11 @@ def main() -> None:
     certificate = None
     if given["certificate"]:
         certificate = Certificate(given["certificate"], given["certificate_key"])
+    store = None
+    if given["database"]:
+        local = DATABASE if given["database"] == "local" else ""
+        address = "" if local else given["database"]
+        store = KeyStore(given["keys_unit"], given["keys_program"], local, address, given["database_password"])
     proxy = Proxy(
         release=given["release_path"],
         litellm_config=given["litellm_config"],
@@ -226,6 +251,8 @@ def main() -> None:
         names=tuple(given["names"]),
         owner=_owner(given["user"]),
         certificate=certificate,
+        store=store,
+        user=given["user"],
         renew_days=given["renew_days"],
         start_s=given["start_timeout_s"],
         answer_s=given["answer_timeout_s"],

@@ -236,6 +236,13 @@ def _proxy(_plan: Plan, facts: Facts) -> Iterator[Finding]:
             "a HAProxy that says whom it sends requests",
             "systemctl restart onprem-vllm-haproxy; requests under way then are cut off.",
         )
+    if found.get("keys"):
+        yield new_finding(
+            "proxy-keys-old",
+            f"the database of the keys does not answer: {found['keys']}",
+            "one that does; the keys that were known before go on until then",
+            "Look at litellm_proxy_database, and at that server's log.",
+        )
     for model in sorted({one["model"] for one in found["instances"]}):
         instances = [one for one in found["instances"] if one["model"] == model]
         away = [one for one in instances if not one["up"]]

@@ -33,7 +33,7 @@ from .plan_facts import left_to_facts
 from .plan_layers import Branch, Layer, Leaf, layer, leaves, merge_all, removals, resolve
 from .plan_models import ModelShelf
 from .plan_origins import following, host_origins
-from .plan_proxy import proxy_part
+from .plan_proxy import database_packages, database_problem, proxy_part
 from .probes import PROBES, is_probe, is_tensor_parallel, probes_of, settings_without_toolchain
 from .profile import Profile, load_profiles, reaches
 from .release_definition import Release, ReleaseError, load_release, load_uv, shipped_releases
@@ -1228,6 +1228,9 @@ class _Composition:
             if set(entry["groups"]) & set(self.groups):
                 for name in entry.get("packages", []):
                     packages.setdefault(name, []).append(f"role {entry['role']}")
+        if "proxy" in self.groups:
+            for name in database_packages(self.value("litellm_proxy_database")):
+                packages.setdefault(name, []).append("keys in PostgreSQL (litellm_proxy_database)")
         for release in releases:
             if release.interpreter is None:
                 packages.setdefault(f"python{release.python}", []).append(f"release {release.name}")
@@ -1304,6 +1307,9 @@ class _Composition:
 
     def _proxy(self) -> dict[str, Any]:
         """What the proxy will be, without its keys."""
+        name = "litellm_proxy_database"
+        if what := database_problem(self.value(name)):
+            self._wrong(name, what, "Correct it; a password belongs into litellm_proxy_database_password, in a vault.")
         part, origins = proxy_part(self.value, self.set)
         self.origins |= origins
         return part

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from typing import Any
@@ -19,6 +20,10 @@ SETTINGS = {
 }
 OWN_CA = "own CA on the proxy host"
 OF_THE_SITE = "certificate of the site"
+# What litellm_proxy_database may be besides an address; the module proxy knows it too.
+LOCAL = "local"
+# libpq's: scheme, then perhaps user, host, port, database, settings. A password has a variable of its own.
+_ADDRESS = re.compile(r"postgres(ql)?://(?P<user>[^/@\s]*@)?[^@\s]+")
 
 
 def proxy_part(value: Callable[[str], Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -45,9 +50,28 @@ def proxy_part(value: Callable[[str], Any], given: Mapping[str, Any]) -> tuple[d
     for name in () if site else ("renew_days", "ca_file"):
         part["tls"][name] = value(PREFIX + name)
         origins[f"proxy.tls.{name}"] = origin(name)
+    part["database"] = value(f"{PREFIX}database")
+    origins["proxy.database"] = origin("database")
     part["teams"] = _teams(value(f"{PREFIX}keys"))
     origins["proxy.teams"] = origin("keys")
     return part, origins
+
+
+def database_problem(database: str) -> str:
+    """What is wrong with ``litellm_proxy_database``; empty where nothing is. No password is in it."""
+    if database in ("", LOCAL):
+        return ""
+    address = _ADDRESS.fullmatch(database)
+    if address is None:
+        return "is neither local nor an address such as postgresql://proxy@db1.example.internal/keys"
+    if ":" in (address["user"] or "") or "password=" in database:
+        return "has a password in it, which plans and processes would show"
+    return ""
+
+
+def database_packages(database: str) -> list[str]:
+    """Debian's packages that the keys of a database need on the proxy."""
+    return (["postgresql"] if database == LOCAL else []) + (["python3-psycopg2"] if database else [])
 
 
 def _teams(keys: Any) -> list[dict[str, Any]]:

@@ -22,5 +22,5 @@ def is_secret(path: Sequence[object]) -> bool:
     if name == "vllm_secrets":
         return len(below) == 2
     return (name == "litellm_proxy_keys" and len(below) == 2 and below[1] == "key") or (
-        name == "litellm_proxy_master_key" and not below
+        name in ("litellm_proxy_master_key", "litellm_proxy_database_password") and not below
     )

@@ -304,6 +304,12 @@ WARNINGS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]]
         "no systemd",
     ),
     (
+        "proxy-keys-old",
+        CPU,
+        lambda f: f.update(proxy={**proxied(), "keys": "connection refused"}),
+        "does not answer: connection refused",
+    ),
+    (
         "proxy-instance-away",
         CPU,
         lambda f: f.update(proxy=proxied(one=("DOWN", "Layer4 timeout"), two=("UP", ""))),

@@ -112,8 +112,42 @@ def test_a_date_is_shown_as_it_is_written() -> None:
 def test_every_variable_of_the_proxy_is_shown_or_known_not_to_be() -> None:
     shown = {f"litellm_proxy_{name}" for names in SETTINGS.values() for name in names}
     of_tls = {"litellm_proxy_certificate", "litellm_proxy_renew_days", "litellm_proxy_ca_file", "litellm_proxy_keys"}
+    elsewhere = {"litellm_proxy_database", "litellm_proxy_teardown_keys"}
     given_by_playbooks = {f"litellm_proxy_{name}" for name in ("release_path", "models", "backend_keys")}
-    secret = {"litellm_proxy_master_key", "litellm_proxy_certificate_key"}
+    secret = {f"litellm_proxy_{name}" for name in ("master_key", "certificate_key", "database_password")}
     known = {name for name, option in role_spec().items() if option["role"] == "litellm_proxy"}
-    assert shown | of_tls | given_by_playbooks | secret == known
+    assert shown | of_tls | elsewhere | given_by_playbooks | secret == known
     assert set(proxy()["proxy"]["teams"][0]) == {"name", *OPTIONS} - {"key"}
+
+
+@pytest.mark.parametrize(
+    ("database", "packages"),
+    [
+        ("", set()),
+        ("local", {"postgresql", "python3-psycopg2"}),
+        ("postgresql://proxy@db1.example.internal:5432/keys?sslmode=verify-full", {"python3-psycopg2"}),
+        ("postgres:///keys?host=/run/postgresql", {"python3-psycopg2"}),
+    ],
+)
+def test_a_database_is_shown_and_brings_its_packages(database: str, packages: set[str]) -> None:
+    made = proxy(litellm_proxy_database=database, litellm_proxy_database_password=SECRET)
+    assert made["problems"] == []
+    assert made["proxy"]["database"] == database
+    assert {one["name"] for one in made["packages"]} & {"postgresql", "python3-psycopg2"} == packages
+    assert SECRET not in json.dumps(made)
+
+
+@pytest.mark.parametrize(
+    ("database", "what"),
+    [
+        ("yes", "is neither local nor an address"),
+        ("db1.example.internal", "is neither local nor an address"),
+        (f"postgresql://proxy:{SECRET}@db1/keys", "has a password in it"),
+        (f"postgresql://db1/keys?user=proxy&password={SECRET}", "has a password in it"),
+    ],
+)
+def test_a_database_that_cannot_be_asked_is_refused_and_its_password_not_told(database: str, what: str) -> None:
+    [problem] = proxy(litellm_proxy_database=database)["problems"]
+    assert problem["where"] == "litellm_proxy_database"
+    assert what in problem["what"]
+    assert SECRET not in json.dumps(problem)

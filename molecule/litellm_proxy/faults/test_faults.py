@@ -245,3 +245,42 @@ def test_a_certificate_that_clients_would_not_accept_is_refused_before_it_is_ins
     assert said in done.stdout + done.stderr
     assert before == at("role1").check_output("sha256sum /etc/vllm-proxy/*.pem /etc/vllm-proxy/haproxy.cfg")
     assert proxy.chat(lab)[0] == 200
+
+
+def test_keys_of_another_server_and_of_none(lab, at):
+    """PostgreSQL on the other host, with a password that no output shows; then no database; then the own one again."""
+    password = "password-of-the-database-sought-by-tests"
+    server = at("role2")
+    server.check_output(
+        "systemctl start postgresql && cd /etc/postgresql/*/main && echo \"listen_addresses = '*'\" >> postgresql.conf"
+        " && echo 'host keys proxy all scram-sha-256' >> pg_hba.conf && systemctl restart postgresql"
+    )
+    for order in (f"CREATE ROLE proxy LOGIN PASSWORD '{password}'", "CREATE DATABASE keys OWNER proxy"):
+        server.check_output(f'runuser -u postgres -- psql -qc "{order}"')
+    program = "python3 /opt/vllm/libexec/team_keys.py"
+    own = at("role1").check_output(f"{program} add own")
+    there = {"litellm_proxy_database": "postgresql://proxy@role2/keys", "litellm_proxy_database_password": password}
+    given = proxy.WORK / "database.json"
+    given.touch(mode=0o600)
+    given.write_text(json.dumps({**there, "litellm_proxy_database_password": f"{password}-wrong"}))
+    done = proxy.roll("-vvv", "--diff", "-e", f"@{given}")
+    assert done.returncode != 0
+    assert "The database of the keys does not answer" in done.stdout
+    assert password not in done.stdout + done.stderr
+    given.write_text(json.dumps(there))
+    with proxy.load() as requests:
+        done = proxy.roll("-vvv", "--diff", "-e", f"@{given}")
+        assert done.returncode == 0, done.stdout
+    assert proxy.failed(requests) == []
+    assert password not in done.stdout + done.stderr
+    shared = at("role1").check_output(f"{program} add shared")
+    proxy.wait("the key", lambda: proxy.chat(lab, key=shared)[0] == 200)
+    assert proxy.chat(lab, key=own)[0] == 401
+    done = proxy.roll("-e", "litellm_proxy_database=")
+    assert done.returncode == 0, done.stdout
+    assert [proxy.chat(lab, key=key)[0] for key in (own, shared, proxy.MASTER)] == [401, 401, 200]
+    assert not at("role1").file("/etc/systemd/system/onprem-vllm-keys.service").exists
+    done = proxy.roll()
+    assert done.returncode == 0, done.stdout
+    proxy.wait("the key", lambda: proxy.chat(lab, key=own)[0] == 200)
+    at("role1").check_output(f"{program} remove own")

@@ -1,10 +1,11 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""LiteLLM's custom authentication without a database: keys by their sha256, read anew whenever the file changes.
+"""LiteLLM's custom authentication without a database of its own: keys by their sha256, read anew as files change.
 
-The file that ONPREM_VLLM_KEYS names holds
+The files that ONPREM_VLLM_KEYS names, with colons between, hold
 ``{"<sha256 of a key>": {"team": …, "models": […], "expires": <Unix time>}}``; no models are all models, and no expiry
-is none. How many requests a key may send is counted in front, by HAProxy.
+is none. Of a key in two files the first one counts, and a file that is not there holds none. How many requests a key
+may send is counted in front, by HAProxy.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,7 +33,7 @@ async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
             body that is no JSON object.
     """
     digest = hashlib.sha256((api_key or "").removeprefix("Bearer ").encode()).hexdigest()
-    known = _keys().get(digest)
+    known = next((keys[digest] for keys in _keys() if digest in keys), None)
     if known is None:
         raise _refusal(401, "invalid_api_key", "this key is not known here")
     expires = known["expires"]
@@ -54,14 +56,17 @@ async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
     )
 
 
-def _keys() -> dict[str, dict[str, object]]:
-    """The keys of the file as it is now."""
-    path = Path(os.environ["ONPREM_VLLM_KEYS"])
-    state = path.stat()
-    return _read(path, state.st_ino, state.st_mtime_ns)
+def _keys() -> Iterator[dict[str, dict[str, object]]]:
+    """The keys of each file as it is now."""
+    for path in map(Path, os.environ["ONPREM_VLLM_KEYS"].split(":")):
+        try:
+            state = path.stat()
+        except FileNotFoundError:
+            continue
+        yield _read(path, state.st_ino, state.st_mtime_ns)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _read(path: Path, _inode: int, _changed_ns: int) -> dict[str, dict[str, object]]:
     found: dict[str, dict[str, object]] = json.loads(path.read_bytes())
     return found

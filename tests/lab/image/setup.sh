@@ -11,7 +11,7 @@ rm -f "$root"/etc/ssh/ssh_host_*
 : > "$root/etc/machine-id"
 
 # Installed, as on a host where someone tried them, but nothing of ours relies on them running.
-systemctl --quiet --root="$root" disable nginx.service haproxy.service
+systemctl --quiet --root="$root" disable nginx.service haproxy.service postgresql.service
 
 # Timers that would ask the network, and kernel settings that the hosts of a lab share with the machine.
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service \

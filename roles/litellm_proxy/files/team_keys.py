@@ -1,0 +1,359 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Keys of teams that lie in PostgreSQL: issued and removed by a person, and known to the proxy within a second.
+
+``sudo python3 /opt/vllm/libexec/team_keys.py ...`` on a proxy host:
+  add TEAM [--model NAME]... [--per-minute NUMBER] [--expires 2027-06-30]
+                     prints a new key, once: the database has its sha256 alone
+  list               every key by the first digits of its sha256
+  remove TEAM|ID     all keys of a team, or the one whose sha256 begins so
+
+The unit onprem-vllm-keys runs ``team_keys.py follow``: it writes the keys where LiteLLM and HAProxy read them, and
+changes what HAProxy has in memory. While the database does not answer, the keys that were known before count. The
+role's teardown runs ``team_keys.py drop`` where it is asked to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import pwd
+import re
+import secrets
+import select
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, connection
+
+SETTINGS = Path("/etc/vllm-proxy/database.json")
+STATE = Path("/var/lib/onprem-vllm-keys")
+SAID = Path("/run/onprem-vllm-keys/said.json")
+HAPROXY = Path("/run/onprem-vllm-haproxy/admin.sock")
+TEAMS, LIMITS, KEYS = "teams.map", "limits.map", "keys.json"
+CHANNEL = "onprem_vllm_team_key"
+# A notification may be lost with its connection, and HAProxy may have started anew.
+LOOK_AGAIN_S = 15.0
+TRY_AGAIN_S = 3.0
+SHORTEST_ID = 6
+LINES_AT_ONCE = 200  # of a map; HAProxy reads an order of 64 KiB at most
+WAY_IN = "connect_timeout=5 application_name=onprem-vllm-keys options='-c statement_timeout=10s -c lock_timeout=10s'"
+TEAM = "[A-Za-z0-9][A-Za-z0-9._@-]{0,62}"
+# What stands in a row becomes a line of HAProxy's maps: the table refuses what would become more than one.
+# Two proxies that find no table make it one after the other, and the second one changes nothing.
+SCHEMA = f"""
+SELECT pg_advisory_xact_lock(7402);
+CREATE SCHEMA IF NOT EXISTS onprem_vllm;
+CREATE TABLE IF NOT EXISTS onprem_vllm.team_key (
+    hash text PRIMARY KEY CHECK (hash ~ '^[0-9a-f]{{64}}$'),
+    team text NOT NULL CHECK (team ~ '^{TEAM}$' AND team <> 'master'),
+    models text[] NOT NULL DEFAULT '{{}}',
+    requests_per_minute integer CHECK (requests_per_minute > 0),
+    expires timestamptz,
+    created timestamptz NOT NULL DEFAULT now()
+);
+CREATE OR REPLACE FUNCTION onprem_vllm.tell() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END $$;
+CREATE OR REPLACE TRIGGER tell AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON onprem_vllm.team_key
+    FOR EACH STATEMENT EXECUTE FUNCTION onprem_vllm.tell();
+"""
+NEW_ROW = """
+INSERT INTO onprem_vllm.team_key (hash, team, models, requests_per_minute, expires) VALUES (%s, %s, %s, %s, %s)
+"""
+ROWS = """
+SELECT hash, team, models, requests_per_minute, extract(epoch FROM expires)::float8, created
+FROM onprem_vllm.team_key ORDER BY created, hash
+"""
+
+
+def main(words: list[str]) -> int:
+    """Run one command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    new = commands.add_parser("add")
+    new.add_argument("team", type=team)
+    new.add_argument("--model", action="append", default=[], help="a model it may use; all where none is named")
+    new.add_argument("--per-minute", type=number, help="requests per minute; no limit where none is set")
+    new.add_argument("--expires", type=moment, help="a date, whose first moment in UTC counts, or a time")
+    commands.add_parser("list")
+    commands.add_parser("remove").add_argument("key")
+    commands.add_parser("follow")
+    commands.add_parser("drop")
+    given = parser.parse_args(words)
+    settings = json.loads(SETTINGS.read_text(encoding="utf-8"))
+    if given.command == "follow":
+        return follow(settings)
+    try:
+        if given.command == "drop":
+            return drop(settings)
+        with contextlib.closing(opened(settings)) as database:
+            if given.command == "add":
+                return add(database, given, settings["models"])
+            return show(database) if given.command == "list" else remove(database, given.key)
+    except psycopg2.Error as error:
+        print(f"team_keys.py: {_said(error)}", file=sys.stderr)
+        return 1
+
+
+def team(text: str) -> str:
+    """A team's name, as it may stand in HAProxy's maps."""
+    if text == "master" or not re.fullmatch(TEAM, text):
+        raise ValueError(text)
+    return text
+
+
+def number(text: str) -> int:
+    """A whole number above 0."""
+    if not 0 < int(text) < 1 << 31:
+        raise ValueError(text)
+    return int(text)
+
+
+def moment(text: str) -> datetime:
+    """A date or a time, UTC where it names no zone."""
+    when = datetime.fromisoformat(text)
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+# -- what a person does --------------------------------------------------------------------------------------------
+
+
+def add(database: connection, given: argparse.Namespace, models: list[str]) -> int:
+    """A new key of a team, on standard output."""
+    if unknown := sorted({*given.model} - {*models}):
+        print(f"team_keys.py: {', '.join(unknown)} is not served here (served: {', '.join(models)})", file=sys.stderr)
+        return 1
+    key = f"sk-{secrets.token_urlsafe(32)}"
+    row = (hashlib.sha256(key.encode()).hexdigest(), given.team, given.model, given.per_minute, given.expires)
+    with database.cursor() as cursor:
+        cursor.execute(NEW_ROW, row)
+    print(key)
+    print(f"team_keys.py: a key of {given.team}, {row[0][:12]}; it is shown here alone", file=sys.stderr)
+    return 0
+
+
+def show(database: connection) -> int:
+    """One line a key."""
+    with database.cursor() as cursor:
+        cursor.execute(ROWS)
+        for digest, team, models, limit, expires, created in cursor.fetchall():
+            until = datetime.fromtimestamp(expires, UTC).strftime("until %Y-%m-%d %H:%M UTC") if expires else "no end"
+            about = (", ".join(models) or "all models", f"{limit} a minute" if limit else "no limit", until)
+            print(f"{digest[:12]}  {team:<20}  {'; '.join(about)}; since {created:%Y-%m-%d}")
+    return 0
+
+
+def remove(database: connection, key: str) -> int:
+    """The keys of a team, or one by the beginning of its sha256."""
+    with database.cursor() as cursor:
+        cursor.execute("SELECT hash, team FROM onprem_vllm.team_key")
+        rows = cursor.fetchall()
+        digests = [digest for digest, team in rows if team == key]
+        if not digests and len(key) >= SHORTEST_ID:
+            digests = [digest for digest, _team in rows if digest.startswith(key)]
+            digests = digests if len(digests) == 1 else []
+        cursor.execute("DELETE FROM onprem_vllm.team_key WHERE hash = ANY(%s)", (digests,))
+    if not digests:
+        print(f"team_keys.py: {key} is no team with a key, and no one key's sha256 begins so", file=sys.stderr)
+        return 1
+    print(f"team_keys.py: removed {', '.join(digest[:12] for digest in digests)}", file=sys.stderr)
+    return 0
+
+
+def drop(settings: Mapping[str, Any]) -> int:
+    """Every key, and with a database of ours the database."""
+    if settings["local"]:
+        with contextlib.closing(_connected(settings, "postgres")) as server, server.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE IF EXISTS {settings['local']} WITH (FORCE)")
+    else:
+        with contextlib.closing(_connected(settings)) as database, database.cursor() as cursor:
+            cursor.execute("DROP SCHEMA IF EXISTS onprem_vllm CASCADE")
+    return 0
+
+
+# -- the database --------------------------------------------------------------------------------------------------
+
+
+def opened(settings: Mapping[str, Any]) -> connection:
+    """A connection to the database, which is made where there is none.
+
+    Raises:
+        psycopg2.Error: it does not answer, or refuses.
+    """
+    if settings["local"]:
+        with contextlib.closing(_connected(settings, "postgres")) as server, server.cursor() as cursor:
+            cursor.execute("SELECT FROM pg_database WHERE datname = %s", (settings["local"],))
+            if not cursor.fetchall():
+                cursor.execute(f"CREATE DATABASE {settings['local']} TEMPLATE template0 ENCODING 'UTF8'")
+    database = _connected(settings, settings["local"])
+    try:
+        with database.cursor() as cursor:
+            cursor.execute("SELECT to_regclass('onprem_vllm.team_key')")
+            if cursor.fetchone() == (None,):
+                cursor.execute(SCHEMA)
+            cursor.execute(f"LISTEN {CHANNEL}")
+    except psycopg2.Error:
+        database.close()
+        raise
+    return database
+
+
+def _connected(settings: Mapping[str, Any], name: str = "") -> connection:
+    """Each statement a transaction of its own; ``name`` is a database of this host's server."""
+    where = f"dbname={name} user=postgres" if name else settings["connection"]
+    known = {"password": settings["password"]} if settings["password"] else {}
+    with _acting_as("postgres" if name else ""):  # by its user a server knows who comes through its socket
+        database = psycopg2.connect(_joined(where), **known)
+    database.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
+    return database
+
+
+def _joined(where: str) -> str:
+    """An address of either form with our settings of a connection."""
+    parts = psycopg2.extensions.parse_dsn(where)
+    return psycopg2.extensions.make_dsn(**{**psycopg2.extensions.parse_dsn(WAY_IN), **parts})
+
+
+@contextlib.contextmanager
+def _acting_as(user: str) -> Iterator[None]:
+    before = os.geteuid()
+    if user and pwd.getpwuid(before).pw_name != user:
+        os.seteuid(pwd.getpwnam(user).pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# -- the proxy -----------------------------------------------------------------------------------------------------
+
+
+def follow(settings: Mapping[str, Any]) -> int:
+    """Bring the proxy what the database has, now and whenever it changes; does not return."""
+    database = None
+    told = None
+    while True:
+        try:
+            if database is None:
+                database = opened(settings)
+            publish(read(database), settings["reader"])
+            said = ""
+        except (psycopg2.Error, OSError, ValueError, LookupError) as error:
+            said = _said(error)
+            if database is not None:
+                database.close()
+            database = None
+        if said != told:
+            words = f"{said}; the keys that were known go on" if said else "the proxy has the keys of the database"
+            print(f"team_keys.py: {words}", file=sys.stderr, flush=True)
+            _write(SAID, json.dumps({"error": said}).encode(), 0o644)
+            told = said
+            notify("READY=1")
+        if database is None:
+            time.sleep(TRY_AGAIN_S)
+            continue
+        with contextlib.suppress(psycopg2.Error):  # the next look finds out
+            select.select([database], [], [], LOOK_AGAIN_S)
+            database.poll()
+            database.notifies.clear()
+
+
+def read(database: connection) -> dict[str, dict[str, Any]]:
+    """The keys by their sha256."""
+    with database.cursor() as cursor:
+        cursor.execute(ROWS)
+        return {
+            digest: {"team": team, "models": models, "requests_per_minute": limit or 0, "expires": expires}
+            for digest, team, models, limit, expires, _created in cursor.fetchall()
+        }
+
+
+def publish(keys: Mapping[str, Mapping[str, Any]], reader: str) -> None:
+    """Put keys where LiteLLM reads them, and where HAProxy has them, in its memory too."""
+    known = {key: {name: entry[name] for name in ("team", "models", "expires")} for key, entry in keys.items()}
+    account = pwd.getpwnam(reader)
+    _write(STATE / KEYS, json.dumps(known, indent=1, sort_keys=True).encode(), 0o400, account)
+    maps = {
+        TEAMS: {key: str(entry["team"]) for key, entry in keys.items()},
+        LIMITS: {key: str(entry["requests_per_minute"]) for key, entry in keys.items() if entry["requests_per_minute"]},
+    }
+    for name, lines in maps.items():
+        text = "".join(f"{key} {value}\n" for key, value in sorted(lines.items()))
+        _write(STATE / name, text.encode(), 0o400)
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # it reads the file when it starts
+            remember(STATE / name, lines)
+
+
+def _write(path: Path, content: bytes, mode: int, owner: pwd.struct_passwd | None = None) -> None:
+    """A file at once, unless it is just so."""
+    if path.is_file() and path.read_bytes() == content and (owner is None or path.stat().st_uid == owner.pw_uid):
+        return
+    beside = path.with_suffix(".new")
+    beside.unlink(missing_ok=True)
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    if owner is not None:
+        shutil.chown(beside, owner.pw_uid, owner.pw_gid)
+    beside.replace(path)
+
+
+def remember(path: Path, lines: Mapping[str, str], haproxy: Path = HAPROXY) -> None:
+    """Give HAProxy a map of keys, all of it at one moment.
+
+    Raises:
+        OSError: HAProxy does not answer.
+        ValueError: it has no such map, or refuses.
+    """
+    shown = ask(haproxy, f"show map {path}").splitlines()
+    if {line.split()[1]: line.split()[2] for line in shown if len(line.split()) == 3} == lines:
+        return
+    prepared = re.search(r"New version created: (\d+)", ask(haproxy, f"prepare map {path}"))
+    if prepared is None:
+        raise ValueError(f"HAProxy does not know {path}: its configuration is older; run site.yml")
+    whole = [f"{key} {value}" for key, value in sorted(lines.items())]
+    for first in range(0, len(whole), LINES_AT_ONCE):
+        part = "\n".join(whole[first : first + LINES_AT_ONCE])
+        if said := ask(haproxy, f"add map @{prepared[1]} {path} <<\n{part}\n"):
+            raise ValueError(f"HAProxy refused keys: {said}")
+    if said := ask(haproxy, f"commit map @{prepared[1]} {path}"):
+        raise ValueError(f"HAProxy refused keys: {said}")
+
+
+def ask(path: Path, order: str) -> str:
+    """HAProxy's answer to one order."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as haproxy:
+        haproxy.settimeout(10)
+        haproxy.connect(str(path))
+        haproxy.sendall(f"{order}\n".encode())
+        answer = b""
+        while piece := haproxy.recv(1 << 16):
+            answer += piece
+    return answer.decode().strip()
+
+
+def notify(state: str) -> None:
+    """Tell systemd, where it listens (sd_notify(3))."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+            systemd.sendall(state.encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
