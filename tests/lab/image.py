@@ -66,6 +66,7 @@ def build(scratch: Path) -> None:
                 "--variant=minbase",
                 f"--include={','.join(packages)}",
                 *[f"--aptopt={setting}" for setting in settings],
+                f"--dpkgopt={RECIPE}/dpkg.cfg",
                 f"--customize-hook=sync-in '{RECIPE}/files' /",
                 f"--customize-hook=sh '{RECIPE}/setup.sh' \"$1\"",
                 SUITE,
