@@ -15,12 +15,13 @@ from .test_drain import HAProxy, running
 
 LITELLM = "onprem-vllm-litellm@4001.service"
 HAPROXY = "onprem-vllm-haproxy.service"
+KEYS = "onprem-vllm-keys.service"
 
 
 @pytest.fixture
 def units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A proxy's units, of which LiteLLM's failed."""
-    states = {HAPROXY: ("active", "running"), LITELLM: ("failed", "failed")}
+    states = {HAPROXY: ("active", "running"), LITELLM: ("failed", "failed"), KEYS: ("active", "running")}
 
     def state(unit: str) -> UnitState:
         active, sub = states[unit]
@@ -48,7 +49,7 @@ def test_its_units_and_every_instance_and_not_litellms_own_processes(units: Path
         ("one", "m", "UP", True),
         ("two", "m", "DOWN", False),
     ]
-    assert found["silent"] is None
+    assert (found["silent"], found["keys"]) == (None, None)
 
 
 def test_a_haproxy_that_says_nothing_is_said(units: Path) -> None:
@@ -56,3 +57,13 @@ def test_a_haproxy_that_says_nothing_is_said(units: Path) -> None:
     assert found is not None
     assert found["instances"] == []
     assert "does not answer" in found["silent"]
+
+
+def test_a_database_of_keys_that_does_not_answer_is_said(units: Path) -> None:
+    (units / "multi-user.target.wants" / KEYS).symlink_to("/nowhere")
+    (units / "said.json").write_text('{"error": "connection refused"}', encoding="utf-8")
+    with running(HAProxy(one="UP"), units / "admin.sock") as path:
+        found = proxy(path, units, units / "said.json")
+    assert found is not None
+    assert found["keys"] == "connection refused"
+    assert KEYS in found["units"]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.server
 import json
 import os
@@ -18,7 +19,9 @@ import pytest
 from ansible_collections.onprem.vllm.plugins.module_utils import haproxy_socket, proxy, proxy_certificate
 from ansible_collections.onprem.vllm.plugins.module_utils.proxy import (
     DIGEST_VARIABLE,
+    KEYS,
     Host,
+    KeyStore,
     Places,
     Proxy,
     ProxyFailed,
@@ -172,7 +175,7 @@ def made(tmp_path: Path, **more: object) -> Host:
         "owner": (os.geteuid(), os.getegid()),
         "secrets": {"LITELLM_MASTER_KEY": SECRET},
     }
-    places = {name: tmp_path / name for name in ("etc", "units", "runtime", "programs", "trial")}
+    places = {name: tmp_path / name for name in ("etc", "units", "runtime", "programs", "trial", "keys", "keys_said")}
     return Host(Proxy(**{**asked, **more}), Places(**places))  # type: ignore[arg-type]
 
 
@@ -261,6 +264,60 @@ def test_what_a_failed_run_brings_back_is_no_key(tmp_path: Path, monkeypatch: py
     kept = json.loads((host.places.etc / "keys.json").read_text(encoding="utf-8"))
     assert {entry["team"] for entry in kept.values()} == {"master", "shortened", "added"}
     assert ({"a" * 64, "d" * 64} < {*kept}, kept["c" * 64]["expires"]) == (True, 1.0)
+
+
+STORE = KeyStore("[Service]\nEnvironment=ONPREM_VLLM_PROXY=@digest@\n", "print()\n", "", "postgresql://db/keys", SECRET)
+
+
+def test_what_follows_the_database_is_due_where_it_runs_with_something_else(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = made(tmp_path, store=STORE)
+    host.places.keys_said.write_text('{"error": ""}', encoding="utf-8")
+    files = host.store_files()
+    assert host.store_is_due(files)
+    assert host.follow_store(files, due=True) == ""
+    assert f"restart --no-block {KEYS}" in told
+    unit = (host.places.units / KEYS).read_text(encoding="utf-8")
+    mark = unit.rpartition("=")[2].strip()
+    running = UnitState(True, "active", "running", "success", 7, 0, "old", False, False, 0, 0)
+    monkeypatch.setattr(proxy, "unit_state", lambda _unit: running)
+    monkeypatch.setattr(proxy, "process_environment", lambda _pid, _name: mark)
+    assert not host.store_is_due(files)
+    # A model more is read when it is needed.
+    assert not (models := made(tmp_path, store=STORE, models=("a", "b"))).store_is_due(models.store_files())
+    for change in ({"program": "print(1)\n"}, {"connection": "postgresql://other/keys"}, {"password": "other"}):
+        changed = made(tmp_path, store=dataclasses.replace(STORE, **change))
+        assert changed.store_is_due(changed.store_files()), change
+    assert SECRET not in str([file.difference() for file in files]) + str(host.proxy)
+    secret = [file.path.name for file in files if SECRET.encode() in file.content]
+    assert (secret, {file.mode for file in files if file.path.name in secret}) == (["database.json"], {0o400})
+
+
+@pytest.mark.usefixtures("told")
+def test_a_database_that_does_not_answer_is_told_and_its_password_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "_within", lambda _seconds, done: done())
+    host = made(tmp_path, store=STORE)
+    assert "does not answer: nothing" in host.follow_store(host.store_files(), due=True)
+    host.places.keys_said.write_text(json.dumps({"error": f"no entry for {SECRET}"}), encoding="utf-8")
+    said = host.follow_store(host.store_files(), due=False)
+    assert "does not answer: no entry for (hidden)\nThe keys that were known before go on" in said
+
+
+def test_without_a_database_nothing_of_it_stays(tmp_path: Path, told: list[str]) -> None:
+    host = made(tmp_path, store=STORE)
+    host.places.keys_said.write_text('{"error": ""}', encoding="utf-8")
+    host.make_room_for_keys()
+    host.follow_store(host.store_files(), due=True)
+    assert {path.name for path in host.places.keys.iterdir()} == {"teams.map", "limits.map"}
+    host = made(tmp_path)
+    assert host.store_is_due(host.store_files())
+    host.follow_store(host.store_files(), due=True)
+    assert not host.store_is_due(host.store_files())
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == [host.places.keys_said], told
 
 
 def test_a_check_writes_no_more_secrets_than_it_needs_and_leaves_none(
