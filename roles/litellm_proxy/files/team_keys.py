@@ -40,6 +40,7 @@ SETTINGS = Path("/etc/vllm-proxy/database.json")
 STATE = Path("/var/lib/onprem-vllm-keys")
 SAID = Path("/run/onprem-vllm-keys/said.json")
 HAPROXY = Path("/run/onprem-vllm-haproxy/admin.sock")
+CLUSTERS = Path("/etc/postgresql")
 TEAMS, LIMITS, KEYS = "teams.map", "limits.map", "keys.json"
 CHANNEL = "onprem_vllm_team_key"
 # A notification may be lost with its connection, and HAProxy may have started anew.
@@ -210,12 +211,18 @@ def opened(settings: Mapping[str, Any]) -> connection:
 
 def _connected(settings: Mapping[str, Any], name: str = "") -> connection:
     """Each statement a transaction of its own; ``name`` is a database of this host's server."""
-    where = f"dbname={name} user=postgres" if name else settings["connection"]
+    where = f"dbname={name} user=postgres port={port()}" if name else settings["connection"]
     known = {"password": settings["password"]} if settings["password"] else {}
     with _acting_as("postgres" if name else ""):  # by its user a server knows who comes through its socket
         database = psycopg2.connect(_joined(where), **known)
     database.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
     return database
+
+
+def port() -> int:
+    """That of Debian's clusters on this host: the lowest, which is the one that its own tools take."""
+    lines = [line for file in CLUSTERS.glob("*/*/postgresql.conf") for line in file.read_text().splitlines()]
+    return min((int(found[1]) for line in lines if (found := re.match(r"port\s*=\s*'?(\d+)", line))), default=5432)
 
 
 def _joined(where: str) -> str:

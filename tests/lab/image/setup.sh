@@ -13,6 +13,9 @@ rm -f "$root"/etc/ssh/ssh_host_*
 # Installed, as on a host where someone tried them, but nothing of ours relies on them running.
 systemctl --quiet --root="$root" disable nginx.service haproxy.service postgresql.service
 
+# A cluster takes the first port that is free, and the building machine may have one of its own.
+sed -i 's/^port = .*/port = 5432/' "$root"/etc/postgresql/*/main/postgresql.conf
+
 # Timers that would ask the network, and kernel settings that the hosts of a lab share with the machine.
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap.service \
   fstrim.timer systemd-sysctl.service; do
