@@ -8,6 +8,7 @@ import base64
 import http.server
 import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -106,6 +107,41 @@ def test_a_completion_is_ready_and_recorded(serve, main_process, tmp_path: Path)
     record = json.loads((tmp_path / "r.json").read_text())
     assert (record["model"], record["generation"], record["pid"]) == ("tiny", "7", main_process.pid)
     assert 0 <= record["seconds"] < 60
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "tokens"),
+    [
+        ("max-num-batched-tokens: 2048\n", (), 2048),
+        ("max-num-batched-tokens: 2048\n", ("--max-num-batched-tokens", "4096"), 4096),
+        ("max-num-seqs: 8\n", (), 8192),
+    ],
+)
+def test_how_much_a_batch_holds_is_read_from_vllms_own_arguments(
+    tmp_path: Path, config: str, words: tuple[str, ...], tokens: int
+) -> None:
+    (tmp_path / "serve.yaml").write_text(config, encoding="utf-8")
+    line = ("python", "vllm", "serve", "--config", str(tmp_path / "serve.yaml"), *words)
+    (tmp_path / "cmdline").write_text("\0".join([*line, ""]), encoding="utf-8")
+    program = runpy.run_path(str(READINESS))
+    assert program["batched_tokens"](tmp_path) == tokens
+
+
+def test_prompts_are_as_long_as_a_batch_may_be(serve, tmp_path: Path) -> None:
+    """Longer ones would only be computed in pieces; shorter ones would leave the largest pieces to a user."""
+    lengths: list[int] = []
+
+    def answer(path: str, content: dict[str, Any], _headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        if isinstance(content.get("prompt"), list):
+            lengths.append(len(content["prompt"]))
+        return 200, {"data": [{"id": "tiny", "max_model_len": 65536}]} if path == "/v1/models" else WORKING
+
+    script = ["-c", "import time; time.sleep(60)", "--max-num-batched-tokens", "20000"]
+    with subprocess.Popen([sys.executable, *script]) as process:
+        done = ready(serve(answer), process, tmp_path / "record", seconds="100")
+        process.kill()
+    assert done.returncode == 0, done.stderr
+    assert lengths[-4:] == [8192, 16383, 16384, 20000]
 
 
 def test_every_kind_of_request_is_asked_before_users_come(serve, main_process, tmp_path: Path) -> None:

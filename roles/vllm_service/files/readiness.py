@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
 import http.client
+import itertools
 import json
 import os
 import re
@@ -42,8 +44,8 @@ ASKED_TOKENS = 8
 # A server that is up and refuses like this does so for ever; 503 is an engine that is not there yet.
 FINAL_STATUS = range(400, 600)
 PASSING_STATUS = frozenset({408, 425, 429, 503})
-# Longer prompts are computed in pieces of at most vLLM's batched-token limit, which lies about here by default.
-LONG_PROMPT_TOKENS = 8192
+# Longer prompts are computed in pieces of at most vLLM's batched-token limit, which by default is this or less.
+BATCHED_TOKENS = 8192
 # Beyond what CUDA graphs cover (512 tokens) the kernel of the experts is compiled anew for sizes that vLLM tells apart
 # (vllm/model_executor/layers/fused_moe), and, as Triton does, for sizes that 16 divides and that it does not: the first
 # prompt of 900 tokens took 0.86 s on an H200 and then 0.07, also after prompts of 512 and 1,024.
@@ -257,7 +259,7 @@ def warm_up(process: MainProcess, until: float) -> dict[str, object]:
         NotReady: the main process ended, or the engine did not survive a request that users may send too.
     """
     warmed: dict[str, object] = {}
-    for kind, ask in _kinds(until).items():
+    for kind, ask in _kinds(until, batched_tokens(Path(f"/proc/{process.pid}"))).items():
         began = time.monotonic()
         try:
             _in_time(ask, process, until)
@@ -277,7 +279,22 @@ def warm_up(process: MainProcess, until: float) -> dict[str, object]:
     return warmed
 
 
-def _kinds(until: float) -> dict[str, Callable[[], str]]:
+def batched_tokens(process: Path) -> int:
+    """How many tokens a vLLM computes at a time, from its command line and the configuration that this names."""
+    flag = "max-num-batched-tokens"
+    found = None
+    with contextlib.suppress(OSError):  # it has just ended, which is found out elsewhere
+        words = (process / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+        for word, value in itertools.pairwise(words):
+            if word == "--config" and found is None:  # what stands on the command line itself counts more
+                lines = Path(value).read_text(encoding="utf-8").splitlines()
+                found = next((line.partition(": ")[2] for line in lines if line.startswith(f"{flag}: ")), None)
+            elif word == f"--{flag}":
+                found = value
+    return int(found) if found and found.isdecimal() else BATCHED_TOKENS
+
+
+def _kinds(until: float, batched: int) -> dict[str, Callable[[], str]]:
     """A request of each kind that compiles something of its own, by the kind's name."""
     model = os.environ.get("ONPREM_VLLM_MODEL", "")
     question = "Name the capitals of three countries."
@@ -304,8 +321,11 @@ def _kinds(until: float) -> dict[str, Callable[[], str]]:
         return post("/v1/completions", {**short, "prompt": [token] * length})
 
     def prompt_sizes() -> str:
-        longest = room()
-        lengths = [length for size in PROMPT_SIZES_TOKENS for length in (size - 1, size) if length <= longest]
+        longest = min(room(), batched)
+        sizes = [*PROMPT_SIZES_TOKENS]
+        while sizes[-1] < longest:
+            sizes.append(2 * sizes[-1])
+        lengths = [length for size in sizes for length in (size - 1, size) if length <= longest]
         # A token of its own for each: what begins like an earlier prompt is found in the prefix cache.
         for token, length in enumerate(lengths, start=2):
             prompt(token, length)
@@ -355,7 +375,7 @@ def _kinds(until: float) -> dict[str, Callable[[], str]]:
         "tool call": lambda: post("/v1/chat/completions", {**chat, "tools": [TOOL]}),
         "image": lambda: post("/v1/chat/completions", {**chat, "messages": [_with_image()]}),
         "prompt sizes": prompt_sizes,
-        "long prompt": lambda: prompt(1, min(room(), LONG_PROMPT_TOKENS)),
+        "long prompt": lambda: prompt(1, min(room(), batched)),
         "burst": at_once(completion()),
         "burst with top-k": at_once(completion(temperature=1, top_k=20, top_p=1)),
         "burst with top-p": at_once(completion(temperature=1, top_k=0, top_p=0.9)),
