@@ -359,7 +359,7 @@ class Host:
             return ""
         said = hidden(self.store_said() or "nothing", [store.password])
         return (
-            f"The database of the keys does not answer: {said}\nThe keys that were known before go on. "
+            f"The keys of the database do not reach the proxy: {said}\nThe keys that were known before go on. "
             "Look at litellm_proxy_database, and at that server's log."
         )
 

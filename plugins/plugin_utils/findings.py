@@ -239,8 +239,8 @@ def _proxy(_plan: Plan, facts: Facts) -> Iterator[Finding]:
     if found.get("keys"):
         yield new_finding(
             "proxy-keys-old",
-            f"the database of the keys does not answer: {found['keys']}",
-            "one that does; the keys that were known before go on until then",
+            f"the keys of the database do not reach the proxy: {found['keys']}",
+            "keys as the database has them; those that were known before go on until then",
             "Look at litellm_proxy_database, and at that server's log.",
         )
     for model in sorted({one["model"] for one in found["instances"]}):

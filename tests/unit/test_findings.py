@@ -307,7 +307,7 @@ WARNINGS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], Any], str]]
         "proxy-keys-old",
         CPU,
         lambda f: f.update(proxy={**proxied(), "keys": "connection refused"}),
-        "does not answer: connection refused",
+        "do not reach the proxy: connection refused",
     ),
     (
         "proxy-instance-away",

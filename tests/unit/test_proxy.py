@@ -300,10 +300,10 @@ def test_a_database_that_does_not_answer_is_told_and_its_password_is_not(
 ) -> None:
     monkeypatch.setattr(proxy, "_within", lambda _seconds, done: done())
     host = made(tmp_path, store=STORE)
-    assert "does not answer: nothing" in host.follow_store(host.store_files(), due=True)
+    assert "do not reach the proxy: nothing" in host.follow_store(host.store_files(), due=True)
     host.places.keys_said.write_text(json.dumps({"error": f"no entry for {SECRET}"}), encoding="utf-8")
     said = host.follow_store(host.store_files(), due=False)
-    assert "does not answer: no entry for (hidden)\nThe keys that were known before go on" in said
+    assert "do not reach the proxy: no entry for (hidden)\nThe keys that were known before go on" in said
 
 
 def test_without_a_database_nothing_of_it_stays(tmp_path: Path, told: list[str]) -> None:

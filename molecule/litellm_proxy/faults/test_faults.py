@@ -265,7 +265,7 @@ def test_keys_of_another_server_and_of_none(lab, at):
     given.write_text(json.dumps({**there, "litellm_proxy_database_password": f"{password}-wrong"}))
     done = proxy.roll("-vvv", "--diff", "-e", f"@{given}")
     assert done.returncode != 0
-    assert "The database of the keys does not answer" in done.stdout
+    assert "The keys of the database do not reach the proxy" in done.stdout
     assert password not in done.stdout + done.stderr
     given.write_text(json.dumps(there))
     with proxy.load() as requests:

@@ -110,8 +110,8 @@ def test_keys_lie_nowhere_and_only_root_reads_their_sha256(at, issued):
     sought = f"{key[:-1]}[{key[-1]}]"  # grep itself must not be what it finds
     places = "/etc /run /tmp /var /opt/vllm/libexec /proc/[0-9]*/cmdline"
     assert host.run(f"grep -rslE '{sought}' {places}").stdout == ""
-    owners = {"teams.map": "root", "limits.map": "root", "keys.json": "vllm-proxy"}
-    for name, owner in owners.items():
+    readers = {"teams.map": ("root", 0o400), "limits.map": ("root", 0o400), "keys.json": ("vllm-proxy", 0o440)}
+    for name, (group, mode) in readers.items():
         file = host.file(f"/var/lib/onprem-vllm-keys/{name}")
-        assert (file.user, file.mode) == (owner, 0o400), name
+        assert (file.user, file.group, file.mode) == ("root", group, mode), name
     assert host.run("runuser -u vllm-proxy -- cat /etc/vllm-proxy/database.json").rc != 0

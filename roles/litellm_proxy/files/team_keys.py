@@ -24,7 +24,6 @@ import pwd
 import re
 import secrets
 import select
-import shutil
 import socket
 import sys
 import time
@@ -292,8 +291,8 @@ def read(database: connection) -> dict[str, dict[str, Any]]:
 def publish(keys: Mapping[str, Mapping[str, Any]], reader: str) -> None:
     """Put keys where LiteLLM reads them, and where HAProxy has them, in its memory too."""
     known = {key: {name: entry[name] for name in ("team", "models", "expires")} for key, entry in keys.items()}
-    account = pwd.getpwnam(reader)
-    _write(STATE / KEYS, json.dumps(known, indent=1, sort_keys=True).encode(), 0o400, account)
+    content = json.dumps(known, indent=1, sort_keys=True).encode()
+    _write(STATE / KEYS, content, 0o440, pwd.getpwnam(reader).pw_gid)
     maps = {
         TEAMS: {key: str(entry["team"]) for key, entry in keys.items()},
         LIMITS: {key: str(entry["requests_per_minute"]) for key, entry in keys.items() if entry["requests_per_minute"]},
@@ -305,9 +304,9 @@ def publish(keys: Mapping[str, Mapping[str, Any]], reader: str) -> None:
             remember(STATE / name, lines)
 
 
-def _write(path: Path, content: bytes, mode: int, owner: pwd.struct_passwd | None = None) -> None:
-    """A file at once, unless it is just so."""
-    if path.is_file() and path.read_bytes() == content and (owner is None or path.stat().st_uid == owner.pw_uid):
+def _write(path: Path, content: bytes, mode: int, group: int = 0) -> None:
+    """A file of root's at once, unless it is just so."""
+    if path.is_file() and path.read_bytes() == content and path.stat().st_gid == group:
         return
     beside = path.with_suffix(".new")
     beside.unlink(missing_ok=True)
@@ -315,8 +314,7 @@ def _write(path: Path, content: bytes, mode: int, owner: pwd.struct_passwd | Non
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
-    if owner is not None:
-        shutil.chown(beside, owner.pw_uid, owner.pw_gid)
+    os.chown(beside, 0, group)
     beside.replace(path)
 
 
