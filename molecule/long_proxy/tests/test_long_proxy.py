@@ -63,6 +63,22 @@ def play(name: str, *arguments: str, **variables: object) -> subprocess.Complete
     return done
 
 
+def test_where_only_the_proxy_may_ask_instances_nobody_else_does(lab, at):
+    """A client's packet to an instance's port is dropped, while requests through the proxy go on."""
+    address = next(one for one in at("proxy1").interface("eth0").addresses if "." in one)
+    ask = "curl --silent --output /dev/null --max-time 3 --write-out %{http_code} http://glm1:8000/v1/models || true"
+    try:
+        with proxy.load() as requests:
+            done = play("site", "--limit", "glm1", vllm_instance_networks=[f"{address}/32"])
+            assert done.returncode == 0, done.stdout
+            assert (lab("run", "sh", "-c", ask), lab("exec", "proxy1", "sh", "-c", ask)) == ("000", "401")
+        assert proxy.failed(requests) == []
+    finally:
+        done = play("site", "--limit", "glm1")
+    assert done.returncode == 0, done.stdout
+    assert lab("run", "sh", "-c", ask) == "401"
+
+
 def back(lab, name: str) -> None:
     proxy.wait(f"{name} back", lambda: proxy.servers(lab)[name] == "UP", START_SECONDS)
 
