@@ -133,8 +133,24 @@ def canary(name: str, **thresholds: int) -> subprocess.CompletedProcess[str]:
 
 
 def module(name: str, **arguments: object) -> subprocess.CompletedProcess[str]:
-    """A module of the collection, run on the proxy's host."""
+    """A module of the collection, run on the proxy's host; its result as JSON behind the host's name."""
     inventory = CHECKOUT / ".cache/lab" / os.environ["LAB"] / "inventory.yml"
     called = ["--become", "-m", f"onprem.vllm.{name}", "-a", json.dumps(arguments)]
     command = ["ansible", "-i", str(inventory), FRONT, *called]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT)
+    plain = {"ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+    whole = {**os.environ, **plain}
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=CHECKOUT, env=whole)
+
+
+def probe() -> dict[str, Any]:
+    """What the module host_probe says of the proxy's host."""
+    done = module("host_probe", proxy=True)
+    assert done.returncode == 0, done.stdout
+    found: dict[str, Any] = json.loads(done.stdout.partition("=>")[2])["host"]
+    return found
+
+
+def healthy(lab: Lab) -> bool:
+    """Whether the proxy says so; one that is away says nothing."""
+    ask = f"curl -s -o /dev/null -w '%{{http_code}}' --cacert {WORK}/ca.pem https://{FRONT}/health; true"
+    return lab("run", "sh", "-c", ask) == "200"

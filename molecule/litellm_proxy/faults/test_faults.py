@@ -59,18 +59,12 @@ def test_a_killed_litellm_and_a_killed_instance_lose_only_what_they_had(at):
     assert len(lost) <= 6
 
 
-def healthy(lab) -> bool:
-    """Whether the proxy says so; one that is away says nothing."""
-    ask = f"curl -s -o /dev/null -w '%{{http_code}}' --cacert {proxy.WORK}/ca.pem https://role1/health; true"
-    return lab("run", "sh", "-c", ask) == "200"
-
-
 @pytest.mark.parametrize("how", ["kill --signal=KILL", "restart"])
 def test_haproxy_that_ends_comes_back_by_itself_and_loses_only_what_it_had(lab, at, how):
     with proxy.load() as requests:
         before = time.time()
         at("role1").check_output(f"systemctl {how} onprem-vllm-haproxy")
-        proxy.wait("back", lambda: healthy(lab))
+        proxy.wait("back", lambda: proxy.healthy(lab))
         back = time.time()
         time.sleep(5)
     lost = proxy.failed(requests)
@@ -120,11 +114,11 @@ def test_an_instance_that_moved_is_asked_where_it_is(lab, at):
 def test_a_drained_instance_stays_out_over_a_crash(lab, at):
     assert proxy.drain("out", "role2-one").returncode == 0
     proxy.kill(at("role1"), "onprem-vllm-haproxy")
-    proxy.wait("HAProxy again", lambda: healthy(lab), 30)
+    proxy.wait("HAProxy again", lambda: proxy.healthy(lab), 30)
     assert proxy.servers(lab)["role2-one"] == "DRAIN"
     assert proxy.drain("in", "role2-one").returncode == 0
     proxy.kill(at("role1"), "onprem-vllm-haproxy")
-    proxy.wait("HAProxy again", lambda: healthy(lab), 30)
+    proxy.wait("HAProxy again", lambda: proxy.healthy(lab), 30)
     proxy.wait("in the routes", lambda: proxy.servers(lab)["role2-one"] == "UP", 30)
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -77,14 +76,8 @@ def test_a_key_stays_over_a_reload_and_a_crash_of_haproxy(lab, at, issued):
     answered(lab, key, 200)
     for order in ("reload", "kill --signal=KILL"):
         at("role1").check_output(f"systemctl {order} onprem-vllm-haproxy")
+        proxy.wait("HAProxy", lambda: proxy.healthy(lab))
         answered(lab, key, 200)
-
-
-def said(name: str) -> str | None:
-    """What a probe of the host says of the keys' database."""
-    done = proxy.module("host_probe", proxy=True)
-    found: str | None = json.loads(done.stdout.partition("=>")[2])["host"]["proxy"][name]
-    return found
 
 
 def test_while_the_database_is_down_known_keys_go_on_and_it_is_said(lab, at, issued):
@@ -92,16 +85,17 @@ def test_while_the_database_is_down_known_keys_go_on_and_it_is_said(lab, at, iss
     answered(lab, key, 200)
     at("role1").check_output("systemctl stop postgresql@*")
     try:
-        proxy.wait("it is said", lambda: bool(said("keys")), 30)
+        proxy.wait("it is said", lambda: bool(proxy.probe()["proxy"]["keys"]), 30)
         assert {proxy.chat(lab, key=one)[0] for one in (key, proxy.MASTER)} == {200}
         refused = at("role1").run(f"{PROGRAM} add during")
         assert (refused.rc, "failed" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)
         at("role1").check_output("systemctl restart onprem-vllm-keys onprem-vllm-haproxy")
+        proxy.wait("HAProxy", lambda: proxy.healthy(lab))
         answered(lab, key, 200)
     finally:
         at("role1").check_output("systemctl start postgresql")
     answered(lab, issued("after"), 200)
-    assert said("keys") == ""
+    assert proxy.probe()["proxy"]["keys"] == ""
 
 
 def test_keys_lie_nowhere_and_only_root_reads_their_sha256(at, issued):
