@@ -1,0 +1,116 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Keys of a database on their way to HAProxy; the database itself is real in scenario litellm_proxy."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import socket
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "roles" / "litellm_proxy" / "files" / "team_keys.py"
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[dict[str, Any]]:
+    """The program, which Debian's psycopg2 is not here for."""
+    extensions = types.ModuleType("psycopg2.extensions")
+    vars(extensions).update(ISOLATION_LEVEL_AUTOCOMMIT=0, connection=object)
+    psycopg2 = types.ModuleType("psycopg2")
+    vars(psycopg2).update(Error=type("Error", (Exception,), {}), extensions=extensions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "psycopg2", psycopg2)
+        patch.setitem(sys.modules, "psycopg2.extensions", extensions)
+        yield runpy.run_path(str(PROGRAM))
+
+
+class HAProxy:
+    """A map in memory, changed as HAProxy 2.6 does: prepared, filled and put in place of the one before."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: dict[str, str] = {}
+        self.next: dict[str, str] = {}
+        self.orders: list[str] = []
+
+    def answer(self, order: str) -> str:
+        self.orders.append(order.split(" map ", maxsplit=1)[0])
+        if order == f"show map {self.path}":
+            return "\n".join(f"0x5581 {key} {value}" for key, value in self.lines.items())
+        if order == f"prepare map {self.path}":
+            self.next = {}
+            return "New version created: 7"
+        if order == f"commit map @7 {self.path}":
+            self.lines = self.next
+            return ""
+        if found := re.fullmatch(rf"add map @7 {re.escape(str(self.path))} <<\n(.*)\n", order, re.DOTALL):
+            self.next |= dict(line.split() for line in found[1].splitlines())
+            return ""
+        return "Unknown map identifier. Please use #<id> or <file>."
+
+
+@pytest.fixture
+def haproxy(tmp_path: Path) -> Iterator[tuple[HAProxy, Path]]:
+    found = HAProxy(tmp_path / "teams.map")
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _address = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    order = b""
+                    # An order with a payload ends with an empty line.
+                    while not order.endswith(b"\n") or (b"<<\n" in order and not order.endswith(b"\n\n")):
+                        order += connection.recv(1 << 16)
+                    connection.sendall(f"{found.answer(order.decode()[:-1])}\n".encode())
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield found, path
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_haproxy_gets_every_key_at_once_and_only_what_is_new(
+    program: dict[str, Any], haproxy: tuple[HAProxy, Path]
+) -> None:
+    """More than fit into one order, too."""
+    server, path = haproxy
+    keys = {f"{number:064x}": f"team-{number}" for number in range(450)}
+    program["remember"](server.path, keys, path)
+    assert server.lines == keys
+    assert server.orders == ["show", "prepare", "add", "add", "add", "commit"]
+    server.orders.clear()
+    program["remember"](server.path, keys, path)
+    assert server.orders == ["show"]
+    program["remember"](server.path, {}, path)
+    assert server.lines == {}
+
+
+def test_a_haproxy_that_does_not_know_the_map_is_told(program: dict[str, Any], haproxy: tuple[HAProxy, Path]) -> None:
+    _server, path = haproxy
+    with pytest.raises(ValueError, match=r"does not know .*other\.map: its configuration is older; run site\.yml"):
+        program["remember"](Path("/var/lib/other.map"), {"a": "b"}, path)
+
+
+def test_the_lowest_port_is_that_of_debians_clusters(
+    program: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(program["port"].__globals__, "CLUSTERS", tmp_path)
+    assert program["port"]() == 5432
+    for version, line in {"15": "port = 5434\t# (change requires restart)", "17": "#port = 1\nport = '5433'"}.items():
+        (tmp_path / version / "main").mkdir(parents=True)
+        (tmp_path / version / "main" / "postgresql.conf").write_text(f"{line}\n", encoding="utf-8")
+    assert program["port"]() == 5433
