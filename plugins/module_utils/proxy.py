@@ -233,12 +233,14 @@ class Host:
             return []
         way = {"local": store.local, "connection": store.connection, "password": store.password}
         settings = {**way, "reader": self.proxy.user}
+        # Of a password too, so nobody else may read it.
         mark = digest(*(part.encode() for part in (store.unit, store.program, json.dumps(settings, sort_keys=True))))
         known = json.dumps({**settings, "models": self.proxy.models}, indent=1).encode()
         return [
             self._plain(self.places.programs / "team_keys.py", store.program),
             File(self.places.etc / "database.json", known, 0o400),
-            self._plain(self.places.units / KEYS, store.unit.replace(DIGEST_MARK, mark)),
+            File(self.places.etc / "keys.environment", f"{DIGEST_VARIABLE}={mark}\n".encode(), 0o400),
+            self._plain(self.places.units / KEYS, store.unit),
         ]
 
     @staticmethod
@@ -257,12 +259,12 @@ class Host:
     def store_is_due(self, files: Sequence[File]) -> bool:
         """Whether what follows the database runs with other content than its files, or is there and not wanted."""
         if not files:
-            return (self.places.units / KEYS).exists()
+            return any(path.exists() for path in _of_the_store(self.places))
         state = unit_state(KEYS)
         if state.active != "active" or not state.main_pid:
             return True
         running = process_environment(state.main_pid, DIGEST_VARIABLE) or "nothing"
-        return f"{DIGEST_VARIABLE}={running}\n" not in _named(files, KEYS).decode()
+        return f"{DIGEST_VARIABLE}={running}\n".encode() != _named(files, "keys.environment")
 
     def haproxy_digest(self) -> str | None:
         """What HAProxy has read, None where it does not run."""
@@ -353,7 +355,10 @@ class Host:
             if before.loaded:
                 systemctl("reset-failed", KEYS)
             systemctl("restart", "--no-block", KEYS)
-            wait_started(KEYS, 60, before.invocation)
+            try:
+                wait_started(KEYS, 60, before.invocation)
+            except StartFailed as error:
+                return f"What follows the database of the keys does not start: {hidden(str(error), [store.password])}"
         # It tries again every few seconds, and the database may just come up.
         if _within(20, lambda: self.store_said() == ""):
             return ""
@@ -588,7 +593,11 @@ def remove(places: Places, *, check_mode: bool) -> bool:
     wants = places.units / "multi-user.target.wants"
     # LiteLLM last: while HAProxy runs, requests keep it up.
     links = [wants / KEYS, wants / HAPROXY, *wants.glob(LITELLM.format("*"))]
-    found = places.etc.is_dir() or any(path.exists() or path.is_symlink() for path in [*units, *links])
+    found = (
+        places.etc.is_dir()
+        or places.keys.is_dir()
+        or any(path.exists() or path.is_symlink() for path in [*units, *links])
+    )
     if check_mode or not found:
         return found
     with host_lock("proxy (removing)"):
@@ -610,17 +619,23 @@ def remove(places: Places, *, check_mode: bool) -> bool:
     return True
 
 
+def _of_the_store(places: Places) -> list[Path]:
+    """Everything that is there for a database of keys; the unit is the last to go."""
+    files = [places.etc / name for name in ("database.json", "keys.environment")]
+    return [places.keys, *files, places.programs / "team_keys.py", places.units / KEYS]
+
+
 def remove_store(places: Places) -> None:
     """Nothing follows the database any more; what is in it stays."""
     if (places.units / "multi-user.target.wants" / KEYS).is_symlink():
         stop(KEYS)
         systemctl("disable", "--quiet", KEYS)
-    (places.units / KEYS).unlink()
+    for path in _of_the_store(places):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     systemctl("daemon-reload")
-    for path in (places.programs / "team_keys.py", places.etc / "database.json"):
-        path.unlink(missing_ok=True)
-    if places.keys.is_dir():
-        shutil.rmtree(places.keys)
 
 
 def write(files: Sequence[File]) -> None:

@@ -92,7 +92,7 @@ options:
     type: int
     default: 30
   keys_unit:
-    description: Text of the unit that follows a database of keys, C(@digest@) where its digest shall stand.
+    description: Text of the unit that follows a database of keys.
     type: str
   keys_program:
     description: Text of the program that it runs.

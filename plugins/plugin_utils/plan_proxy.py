@@ -50,7 +50,8 @@ def proxy_part(value: Callable[[str], Any], given: Mapping[str, Any]) -> tuple[d
     for name in () if site else ("renew_days", "ca_file"):
         part["tls"][name] = value(PREFIX + name)
         origins[f"proxy.tls.{name}"] = origin(name)
-    part["database"] = value(f"{PREFIX}database")
+    database = value(f"{PREFIX}database")
+    part["database"] = "" if database_problem(database) else database  # what is wrong may be a password in it
     origins["proxy.database"] = origin("database")
     part["teams"] = _teams(value(f"{PREFIX}keys"))
     origins["proxy.teams"] = origin("keys")

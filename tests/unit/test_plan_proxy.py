@@ -147,7 +147,8 @@ def test_a_database_is_shown_and_brings_its_packages(database: str, packages: se
     ],
 )
 def test_a_database_that_cannot_be_asked_is_refused_and_its_password_not_told(database: str, what: str) -> None:
-    [problem] = proxy(litellm_proxy_database=database)["problems"]
+    made = proxy(litellm_proxy_database=database)
+    [problem] = made["problems"]
     assert problem["where"] == "litellm_proxy_database"
     assert what in problem["what"]
-    assert SECRET not in json.dumps(problem)
+    assert SECRET not in json.dumps(made)

@@ -8,6 +8,7 @@ import dataclasses
 import http.server
 import json
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -266,7 +267,7 @@ def test_what_a_failed_run_brings_back_is_no_key(tmp_path: Path, monkeypatch: py
     assert ({"a" * 64, "d" * 64} < {*kept}, kept["c" * 64]["expires"]) == (True, 1.0)
 
 
-STORE = KeyStore("[Service]\nEnvironment=ONPREM_VLLM_PROXY=@digest@\n", "print()\n", "", "postgresql://db/keys", SECRET)
+STORE = KeyStore("[Service]\n", "print()\n", "", "postgresql://db/keys", SECRET)
 
 
 def test_what_follows_the_database_is_due_where_it_runs_with_something_else(
@@ -278,8 +279,7 @@ def test_what_follows_the_database_is_due_where_it_runs_with_something_else(
     assert host.store_is_due(files)
     assert host.follow_store(files, due=True) == ""
     assert f"restart --no-block {KEYS}" in told
-    unit = (host.places.units / KEYS).read_text(encoding="utf-8")
-    mark = unit.rpartition("=")[2].strip()
+    mark = (host.places.etc / "keys.environment").read_text(encoding="utf-8").partition("=")[2].strip()
     running = UnitState(True, "active", "running", "success", 7, 0, "old", False, False, 0, 0)
     monkeypatch.setattr(proxy, "unit_state", lambda _unit: running)
     monkeypatch.setattr(proxy, "process_environment", lambda _pid, _name: mark)
@@ -290,8 +290,11 @@ def test_what_follows_the_database_is_due_where_it_runs_with_something_else(
         changed = made(tmp_path, store=dataclasses.replace(STORE, **change))
         assert changed.store_is_due(changed.store_files()), change
     assert SECRET not in str([file.difference() for file in files]) + str(host.proxy)
-    secret = [file.path.name for file in files if SECRET.encode() in file.content]
-    assert (secret, {file.mode for file in files if file.path.name in secret}) == (["database.json"], {0o400})
+    # A digest of a password is a way to try passwords.
+    secret = [file.path.name for file in files if SECRET.encode() in file.content or mark.encode() in file.content]
+    assert secret == ["database.json", "keys.environment"]
+    assert {file.mode for file in files if file.path.name in secret} == {0o400}
+    assert mark not in str([file.difference() for file in files])
 
 
 @pytest.mark.usefixtures("told")
@@ -306,18 +309,46 @@ def test_a_database_that_does_not_answer_is_told_and_its_password_is_not(
     assert "do not reach the proxy: no entry for (hidden)\nThe keys that were known before go on" in said
 
 
-def test_without_a_database_nothing_of_it_stays(tmp_path: Path, told: list[str]) -> None:
+@pytest.mark.usefixtures("told")
+def test_what_follows_the_database_and_does_not_start_is_told_like_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else of a run stops at it."""
+
+    def wait(*_unused: object) -> None:
+        raise StartFailed(f"No module named psycopg2; {SECRET}")
+
+    monkeypatch.setattr(proxy, "wait_started", wait)
+    host = made(tmp_path, store=STORE)
+    said = host.follow_store(host.store_files(), due=True)
+    assert said == "What follows the database of the keys does not start: No module named psycopg2; (hidden)"
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3, 4])
+def test_without_a_database_nothing_of_it_stays_whatever_a_killed_run_left(
+    tmp_path: Path, told: list[str], left: int
+) -> None:
     host = made(tmp_path, store=STORE)
     host.places.keys_said.write_text('{"error": ""}', encoding="utf-8")
     host.make_room_for_keys()
     host.follow_store(host.store_files(), due=True)
-    assert {path.name for path in host.places.keys.iterdir()} == {"teams.map", "limits.map"}
+    parts = [host.places.keys, *(file.path for file in host.store_files())]
+    for part in parts[:left]:
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
     host = made(tmp_path)
     assert host.store_is_due(host.store_files())
     host.follow_store(host.store_files(), due=True)
     assert not host.store_is_due(host.store_files())
-    left = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert left == [host.places.keys_said], told
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [host.places.keys_said], told
+
+
+def test_room_for_keys_leaves_those_that_are_there(tmp_path: Path) -> None:
+    host = made(tmp_path, store=STORE)
+    host.make_room_for_keys()
+    (host.places.keys / "teams.map").chmod(0o600)
+    (host.places.keys / "teams.map").write_text("a b\n", encoding="utf-8")
+    host.make_room_for_keys()
+    assert (host.places.keys / "teams.map").read_text(encoding="utf-8") == "a b\n"
 
 
 def test_a_check_writes_no_more_secrets_than_it_needs_and_leaves_none(

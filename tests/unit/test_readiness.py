@@ -114,6 +114,8 @@ def test_a_completion_is_ready_and_recorded(serve, main_process, tmp_path: Path)
     [
         ("max-num-batched-tokens: 2048\n", (), 2048),
         ("max-num-batched-tokens: 2048\n", ("--max-num-batched-tokens", "4096"), 4096),
+        ("max-num-batched-tokens: 16k\n", (), 16000),
+        ("max-num-batched-tokens: '16K'\n", (), 16384),
         ("max-num-seqs: 8\n", (), 8192),
     ],
 )

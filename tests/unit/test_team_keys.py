@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import socket
@@ -101,16 +102,108 @@ def test_haproxy_gets_every_key_at_once_and_only_what_is_new(
 
 def test_a_haproxy_that_does_not_know_the_map_is_told(program: dict[str, Any], haproxy: tuple[HAProxy, Path]) -> None:
     _server, path = haproxy
-    with pytest.raises(ValueError, match=r"does not know .*other\.map: its configuration is older; run site\.yml"):
+    with pytest.raises(ValueError, match=r"takes no keys into .*other\.map, and says 'Unknown map"):
         program["remember"](Path("/var/lib/other.map"), {"a": "b"}, path)
 
 
 def test_the_lowest_port_is_that_of_debians_clusters(
     program: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(program["port"].__globals__, "CLUSTERS", tmp_path)
+    """Of those that are installed; the last line of a cluster counts, one that was removed does not."""
+    for name in ("CLUSTERS", "PROGRAMS"):
+        monkeypatch.setitem(program["port"].__globals__, name, tmp_path / name)
     assert program["port"]() == 5432
-    for version, line in {"15": "port = 5434\t# (change requires restart)", "17": "#port = 1\nport = '5433'"}.items():
-        (tmp_path / version / "main").mkdir(parents=True)
-        (tmp_path / version / "main" / "postgresql.conf").write_text(f"{line}\n", encoding="utf-8")
+    for version, line in {
+        "13": "port = 5431",
+        "15": "port = 5434\t# (restart)",
+        "17": "#port = 1\nport = 5430",
+    }.items():
+        main = tmp_path / "CLUSTERS" / version / "main"
+        (main / "conf.d").mkdir(parents=True)
+        (main / "postgresql.conf").write_text(f"{line}\n", encoding="utf-8")
+        if version != "13":
+            (tmp_path / "PROGRAMS" / version / "bin").mkdir(parents=True)
+            (tmp_path / "PROGRAMS" / version / "bin" / "postgres").touch()
+    (tmp_path / "CLUSTERS" / "17" / "main" / "conf.d" / "own.conf").write_text("port='5433'\n", encoding="utf-8")
     assert program["port"]() == 5433
+
+
+class Database:
+    """What ``follow`` sees of PostgreSQL; real in scenario litellm_proxy."""
+
+    def __init__(self, *notifies: str) -> None:
+        self.notifies = [*notifies]
+        self.open = True
+
+    def close(self) -> None:
+        self.open = False
+
+    def poll(self) -> None:
+        """Nothing came."""
+
+
+def followed(
+    program: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks: list[Any]
+) -> list[tuple[str, Any]]:
+    """What ``follow`` does while a database answers like ``looks``: keys, an error to raise, or none any more."""
+    done: list[tuple[str, Any]] = []
+    answers = iter(looks)
+
+    def read(database: Database) -> dict[str, Any]:
+        answer = next(answers, None)
+        if answer is None:
+            raise KeyboardInterrupt
+        if isinstance(answer, Exception):
+            raise answer
+        database.notifies.extend(answer.get("told", ()))
+        return dict(answer["keys"])
+
+    def opened(_settings: object, *, new: bool) -> Database:
+        done.append(("opened", new))
+        return Database()
+
+    names = {
+        "opened": opened,
+        "read": read,
+        "publish": lambda keys, _reader: done.append(("published", keys)),
+        "SAID": tmp_path / "said.json",
+        "_write": lambda _path, content, _mode: done.append(("said", json.loads(content)["error"])),
+    }
+    for name, value in names.items():
+        monkeypatch.setitem(program["follow"].__globals__, name, value)
+    monkeypatch.setattr("time.sleep", lambda seconds: done.append(("slept", seconds)))
+    monkeypatch.setattr("select.select", lambda *_words: done.append(("waited", None)))
+    with pytest.raises(KeyboardInterrupt):
+        program["follow"]({"reader": "nobody"})
+    return done
+
+
+def test_a_change_amid_a_look_is_looked_at_at_once(
+    program: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looks = [{"keys": {"a": 1}, "told": ["x"]}, {"keys": {}}]
+    assert followed(program, monkeypatch, tmp_path, looks) == [
+        ("opened", True),
+        ("published", {"a": 1}),
+        ("said", ""),
+        ("published", {}),
+        ("waited", None),
+    ]
+
+
+def test_a_database_that_lost_its_keys_takes_nobodys(
+    program: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once it has been there it is not made anew: an error like one that does not answer, and told once."""
+    gone = program["psycopg2"].Error("relation does not exist")
+    done = followed(program, monkeypatch, tmp_path, [{"keys": {"a": 1}}, gone, gone, {"keys": {"a": 1}}])
+    assert [step for step in done if step[0] in ("opened", "published", "said")] == [
+        ("opened", True),
+        ("published", {"a": 1}),
+        ("said", ""),
+        ("said", "relation does not exist"),
+        ("opened", False),
+        ("opened", False),
+        ("published", {"a": 1}),
+        ("said", ""),
+    ]

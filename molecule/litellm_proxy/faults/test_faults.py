@@ -247,13 +247,16 @@ def test_keys_of_another_server_and_of_none(lab, at):
     server = at("role2")
     server.check_output(
         "systemctl start postgresql && cd /etc/postgresql/*/main && echo \"listen_addresses = '*'\" >> postgresql.conf"
-        " && echo 'host keys proxy all scram-sha-256' >> pg_hba.conf && systemctl restart postgresql"
+        " && echo 'hostssl keys proxy all scram-sha-256' >> pg_hba.conf && systemctl restart postgresql"
     )
     for order in (f"CREATE ROLE proxy LOGIN PASSWORD '{password}'", "CREATE DATABASE keys OWNER proxy"):
         server.check_output(f'runuser -u postgres -- psql -qc "{order}"')
     program = "python3 /opt/vllm/libexec/team_keys.py"
     own = at("role1").check_output(f"{program} add own")
-    there = {"litellm_proxy_database": "postgresql://proxy@role2/keys", "litellm_proxy_database_password": password}
+    there = {
+        "litellm_proxy_database": "postgresql://proxy@role2/keys?sslmode=require",
+        "litellm_proxy_database_password": password,
+    }
     given = proxy.WORK / "database.json"
     given.touch(mode=0o600)
     given.write_text(json.dumps({**there, "litellm_proxy_database_password": f"{password}-wrong"}))

@@ -39,7 +39,8 @@ SETTINGS = Path("/etc/vllm-proxy/database.json")
 STATE = Path("/var/lib/onprem-vllm-keys")
 SAID = Path("/run/onprem-vllm-keys/said.json")
 HAPROXY = Path("/run/onprem-vllm-haproxy/admin.sock")
-CLUSTERS = Path("/etc/postgresql")
+CLUSTERS, PROGRAMS = Path("/etc/postgresql"), Path("/usr/lib/postgresql")
+PORT, DEFAULT_PORT = re.compile(r"\s*port\s*=\s*'?(\d+)"), 5432
 TEAMS, LIMITS, KEYS = "teams.map", "limits.map", "keys.json"
 CHANNEL = "onprem_vllm_team_key"
 # A notification may be lost with its connection, and HAProxy may have started anew.
@@ -47,7 +48,16 @@ LOOK_AGAIN_S = 15.0
 TRY_AGAIN_S = 3.0
 SHORTEST_ID = 6
 LINES_AT_ONCE = 200  # of a map; HAProxy reads an order of 64 KiB at most
-WAY_IN = "connect_timeout=5 application_name=onprem-vllm-keys options='-c statement_timeout=10s -c lock_timeout=10s'"
+# A server that is gone without a word is noticed within seconds, too.
+WAY_IN = {
+    "application_name": "onprem-vllm-keys",
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+OPTIONS = "-c statement_timeout=10s -c lock_timeout=10s"
 TEAM = "[A-Za-z0-9][A-Za-z0-9._@-]{0,62}"
 # What stands in a row becomes a line of HAProxy's maps: the table refuses what would become more than one.
 # Two proxies that find no table make it one after the other, and the second one changes nothing.
@@ -59,7 +69,7 @@ CREATE TABLE IF NOT EXISTS onprem_vllm.team_key (
     team text NOT NULL CHECK (team ~ '^{TEAM}$' AND team <> 'master'),
     models text[] NOT NULL DEFAULT '{{}}',
     requests_per_minute integer CHECK (requests_per_minute > 0),
-    expires timestamptz,
+    expires timestamptz CHECK (isfinite(expires)),
     created timestamptz NOT NULL DEFAULT now()
 );
 CREATE OR REPLACE FUNCTION onprem_vllm.tell() RETURNS trigger LANGUAGE plpgsql AS
@@ -90,17 +100,17 @@ def main(words: list[str]) -> int:
     commands.add_parser("follow")
     commands.add_parser("drop")
     given = parser.parse_args(words)
-    settings = json.loads(SETTINGS.read_text(encoding="utf-8"))
     if given.command == "follow":
-        return follow(settings)
+        return follow(json.loads(SETTINGS.read_text(encoding="utf-8")))
     try:
+        settings = json.loads(SETTINGS.read_text(encoding="utf-8"))
         if given.command == "drop":
             return drop(settings)
         with contextlib.closing(opened(settings)) as database:
             if given.command == "add":
                 return add(database, given, settings["models"])
             return show(database) if given.command == "list" else remove(database, given.key)
-    except psycopg2.Error as error:
+    except (psycopg2.Error, OSError, LookupError) as error:
         print(f"team_keys.py: {_said(error)}", file=sys.stderr)
         return 1
 
@@ -184,13 +194,14 @@ def drop(settings: Mapping[str, Any]) -> int:
 # -- the database --------------------------------------------------------------------------------------------------
 
 
-def opened(settings: Mapping[str, Any]) -> connection:
-    """A connection to the database, which is made where there is none.
+def opened(settings: Mapping[str, Any], *, new: bool = True) -> connection:
+    """A connection to the database, which is made where there is none, if it may be a new one.
 
     Raises:
         psycopg2.Error: it does not answer, or refuses.
+        LookupError: it has no keys any more.
     """
-    if settings["local"]:
+    if settings["local"] and new:
         with contextlib.closing(_connected(settings, "postgres")) as server, server.cursor() as cursor:
             cursor.execute("SELECT FROM pg_database WHERE datname = %s", (settings["local"],))
             if not cursor.fetchall():
@@ -200,9 +211,11 @@ def opened(settings: Mapping[str, Any]) -> connection:
         with database.cursor() as cursor:
             cursor.execute("SELECT to_regclass('onprem_vllm.team_key')")
             if cursor.fetchone() == (None,):
+                if not new:
+                    raise LookupError("the table onprem_vllm.team_key is gone")
                 cursor.execute(SCHEMA)
             cursor.execute(f"LISTEN {CHANNEL}")
-    except psycopg2.Error:
+    except (psycopg2.Error, LookupError):
         database.close()
         raise
     return database
@@ -220,14 +233,22 @@ def _connected(settings: Mapping[str, Any], name: str = "") -> connection:
 
 def port() -> int:
     """That of Debian's clusters on this host: the lowest, which is the one that its own tools take."""
-    lines = [line for file in CLUSTERS.glob("*/*/postgresql.conf") for line in file.read_text().splitlines()]
-    return min((int(found[1]) for line in lines if (found := re.match(r"port\s*=\s*'?(\d+)", line))), default=5432)
+    found = []
+    for cluster in CLUSTERS.glob("*/*"):
+        if (PROGRAMS / cluster.parent.name / "bin" / "postgres").exists():  # else it was removed and not purged
+            files = [cluster / "postgresql.conf", *sorted(cluster.glob("conf.d/*.conf"))]
+            lines = [line for file in files if file.is_file() for line in file.read_text().splitlines()]
+            ports = [int(line[1]) for line in map(PORT.match, lines) if line]
+            found.append(ports[-1] if ports else DEFAULT_PORT)
+    return min(found, default=DEFAULT_PORT)
 
 
 def _joined(where: str) -> str:
-    """An address of either form with our settings of a connection."""
-    parts = psycopg2.extensions.parse_dsn(where)
-    return psycopg2.extensions.make_dsn(**{**psycopg2.extensions.parse_dsn(WAY_IN), **parts})
+    """An address of either form with our settings of a connection, of which its own count more."""
+    given = psycopg2.extensions.parse_dsn(where)
+    options = " ".join(filter(None, (OPTIONS, given.get("options"))))
+    dsn: str = psycopg2.extensions.make_dsn(**{**WAY_IN, **given, "options": options})
+    return dsn
 
 
 @contextlib.contextmanager
@@ -252,30 +273,35 @@ def follow(settings: Mapping[str, Any]) -> int:
     """Bring the proxy what the database has, now and whenever it changes; does not return."""
     database = None
     told = None
+    new = True  # later on, a database without keys lost them, which must not take anybody's away
     while True:
         try:
             if database is None:
-                database = opened(settings)
-            publish(read(database), settings["reader"])
+                database = opened(settings, new=new)
+            database.notifies.clear()  # what they tell of is read now
+            keys = read(database)
+            new = False
+            publish(keys, settings["reader"])
             said = ""
-        except (psycopg2.Error, OSError, ValueError, LookupError) as error:
+        except (psycopg2.Error, LookupError) as error:
             said = _said(error)
             if database is not None:
                 database.close()
             database = None
+        except (OSError, ValueError) as error:  # HAProxy
+            said = _said(error)
         if said != told:
             words = f"{said}; the keys that were known go on" if said else "the proxy has the keys of the database"
             print(f"team_keys.py: {words}", file=sys.stderr, flush=True)
             _write(SAID, json.dumps({"error": said}).encode(), 0o644)
             told = said
             notify("READY=1")
-        if database is None:
+        if said or database is None:
             time.sleep(TRY_AGAIN_S)
-            continue
-        with contextlib.suppress(psycopg2.Error):  # the next look finds out
-            select.select([database], [], [], LOOK_AGAIN_S)
-            database.poll()
-            database.notifies.clear()
+        elif not database.notifies:
+            with contextlib.suppress(psycopg2.Error, OSError, ValueError):  # the next look finds out
+                select.select([database], [], [], LOOK_AGAIN_S)
+                database.poll()
 
 
 def read(database: connection) -> dict[str, dict[str, Any]]:
@@ -293,9 +319,9 @@ def publish(keys: Mapping[str, Mapping[str, Any]], reader: str) -> None:
     known = {key: {name: entry[name] for name in ("team", "models", "expires")} for key, entry in keys.items()}
     content = json.dumps(known, indent=1, sort_keys=True).encode()
     _write(STATE / KEYS, content, 0o440, pwd.getpwnam(reader).pw_gid)
-    maps = {
-        TEAMS: {key: str(entry["team"]) for key, entry in keys.items()},
+    maps = {  # the limits first: no key lets in before its own is known
         LIMITS: {key: str(entry["requests_per_minute"]) for key, entry in keys.items() if entry["requests_per_minute"]},
+        TEAMS: {key: str(entry["team"]) for key, entry in keys.items()},
     }
     for name, lines in maps.items():
         text = "".join(f"{key} {value}\n" for key, value in sorted(lines.items()))
@@ -328,9 +354,10 @@ def remember(path: Path, lines: Mapping[str, str], haproxy: Path = HAPROXY) -> N
     shown = ask(haproxy, f"show map {path}").splitlines()
     if {line.split()[1]: line.split()[2] for line in shown if len(line.split()) == 3} == lines:
         return
-    prepared = re.search(r"New version created: (\d+)", ask(haproxy, f"prepare map {path}"))
+    answer = ask(haproxy, f"prepare map {path}")
+    prepared = re.search(r"New version created: (\d+)", answer)
     if prepared is None:
-        raise ValueError(f"HAProxy does not know {path}: its configuration is older; run site.yml")
+        raise ValueError(f"HAProxy takes no keys into {path}, and says {answer or 'nothing'!r}")
     whole = [f"{key} {value}" for key, value in sorted(lines.items())]
     for first in range(0, len(whole), LINES_AT_ONCE):
         part = "\n".join(whole[first : first + LINES_AT_ONCE])

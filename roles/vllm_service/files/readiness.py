@@ -44,8 +44,12 @@ ASKED_TOKENS = 8
 # A server that is up and refuses like this does so for ever; 503 is an engine that is not there yet.
 FINAL_STATUS = range(400, 600)
 PASSING_STATUS = frozenset({408, 425, 429, 503})
-# Longer prompts are computed in pieces of at most vLLM's batched-token limit, which by default is this or less.
+# Longer prompts are computed in pieces of at most vLLM's batched-token limit. Where nobody sets it, it is this on large
+# GPUs and less on others; a model whose image or video takes more has more.
 BATCHED_TOKENS = 8192
+# vLLM reads sizes in thousands and in 1,024s (vllm/utils/argparse_utils.py).
+SIZE = re.compile(r"([\d.]+)([kKmM]?)")
+SIZES = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 # Beyond what CUDA graphs cover (512 tokens) the kernel of the experts is compiled anew for sizes that vLLM tells apart
 # (vllm/model_executor/layers/fused_moe), and, as Triton does, for sizes that 16 divides and that it does not: the first
 # prompt of 900 tokens took 0.86 s on an H200 and then 0.07, also after prompts of 512 and 1,024.
@@ -291,7 +295,8 @@ def batched_tokens(process: Path) -> int:
                 found = next((line.partition(": ")[2] for line in lines if line.startswith(f"{flag}: ")), None)
             elif word == f"--{flag}":
                 found = value
-    return int(found) if found and found.isdecimal() else BATCHED_TOKENS
+    size = SIZE.fullmatch((found or "").strip("'\""))
+    return int(float(size[1]) * SIZES[size[2]]) if size else BATCHED_TOKENS
 
 
 def _kinds(until: float, batched: int) -> dict[str, Callable[[], str]]:
