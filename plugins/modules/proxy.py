@@ -91,10 +91,10 @@ options:
     description: Days before its end at which a certificate of the own CA is issued anew.
     type: int
     default: 30
-  keys_unit:
+  database_unit:
     description: Text of the unit that follows a database of keys.
     type: str
-  keys_program:
+  database_program:
     description: Text of the program that it runs.
     type: str
   database:
@@ -204,8 +204,8 @@ def main() -> None:
             "certificate": {"type": "str"},
             "certificate_key": {"type": "str", "no_log": True},
             "renew_days": {"type": "int", "default": 30},
-            "keys_unit": {"type": "str"},
-            "keys_program": {"type": "str"},
+            "database_unit": {"type": "str"},
+            "database_program": {"type": "str"},
             "database": {"type": "str", "default": ""},
             "database_password": {"type": "str", "default": "", "no_log": True},
             "user": {"type": "str", "default": "vllm-proxy"},
@@ -230,7 +230,7 @@ def main() -> None:
     if given["database"]:
         local = DATABASE if given["database"] == "local" else ""
         address = "" if local else given["database"]
-        store = KeyStore(given["keys_unit"], given["keys_program"], local, address, given["database_password"])
+        store = KeyStore(given["database_unit"], given["database_program"], local, address, given["database_password"])
     proxy = Proxy(
         release=given["release_path"],
         litellm_config=given["litellm_config"],
