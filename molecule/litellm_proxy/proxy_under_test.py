@@ -23,6 +23,7 @@ LOAD = Path(__file__).resolve().parent / "files" / "load.py"
 # Where another scenario asks.
 FRONT = "role1"
 MODEL = "tiny"
+PAUSE_S, PATIENCE_S = 0.0, 60.0
 MASTER = "sk-master-sought-by-tests"
 LIMITED = "sk-limited-sought-by-tests"
 SECRETS = (
@@ -77,7 +78,7 @@ def wait(what: str, done: Callable[[], bool], seconds: float = 20) -> float:
 
 @contextmanager
 def load() -> Iterator[list[dict[str, Any]]]:
-    """Streams and single answers without a pause, while the block runs; afterwards every request is in the list.
+    """Streams and single answers one after the other, while the block runs; afterwards every request is in the list.
 
     The log of each load stays, numbered.
     """
@@ -85,6 +86,7 @@ def load() -> Iterator[list[dict[str, Any]]]:
     stop.unlink(missing_ok=True)
     tool = [sys.executable, str(CHECKOUT / "tests/lab/lab.py"), "--lab", os.environ["LAB"], "run"]
     asked = [sys.executable, str(LOAD), f"https://{FRONT}", str(WORK / "ca.pem"), MASTER, MODEL, str(record), str(stop)]
+    asked += [str(PAUSE_S), str(PATIENCE_S)]
     requests: list[dict[str, Any]] = []
     process = subprocess.Popen([*tool, *asked])
     try:
@@ -93,7 +95,7 @@ def load() -> Iterator[list[dict[str, Any]]]:
         time.sleep(3)
     finally:
         stop.touch()
-        process.wait(60)
+        process.wait(PATIENCE_S + 10)
     requests += [json.loads(line) for line in record.read_text().splitlines()]
     assert {bool(one["stream"]) for one in requests} == {True, False}
 

@@ -1,6 +1,9 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Requests without a pause until a file appears, one line of JSON each: ``load.py URL CA KEY MODEL RECORD STOP``."""
+"""Requests until a file appears, one line of JSON each: ``load.py URL CA KEY MODEL RECORD STOP PAUSE_S PATIENCE_S``.
+
+Each client pauses between an answer and its next request, and gives a request up where nothing came for its patience.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import time
 import urllib.parse
 from pathlib import Path
 
-url, ca, key, model, record, stop = sys.argv[1:]
+url, ca, key, model, record, stop, pause, patience = sys.argv[1:]
 host = urllib.parse.urlsplit(url).hostname or ""
 context = ssl.create_default_context(cafile=ca)
 lock = threading.Lock()
@@ -54,7 +57,7 @@ def client(stream: bool) -> None:
         again, raced = raced, False
         try:
             if connection is None:
-                connection = http.client.HTTPSConnection(host, timeout=60, context=context)
+                connection = http.client.HTTPSConnection(host, timeout=float(patience), context=context)
                 connection.connect()
             began = time.time()
             status, error = ask(connection, stream)
@@ -73,8 +76,8 @@ def client(stream: bool) -> None:
         }
         with lock, Path(record).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        if error and not raced:
-            time.sleep(0.2)
+        if not raced:
+            time.sleep(max(float(pause), 0.2 if error else 0))
 
 
 clients = [threading.Thread(target=client, args=(number % 2 == 0,)) for number in range(6)]

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "litellm_proxy"))
 import proxy_under_test as proxy
 
 proxy.FRONT, proxy.MODEL = "proxy1", "tiny-qwen3"
+# Two vLLMs, LiteLLM and Ansible on two processors: an engine that gets none for a minute is slow, and not an outage.
+proxy.PAUSE_S, proxy.PATIENCE_S = 0.5, 300.0
 INSTANCES = {"glm1-glm", "l40s1-gemma"}
 OLD_KEY, NEW_KEY = "key-of-the-instances-sought-by-tests", "key-of-tomorrow-sought-by-tests"
 TEAM, NEW_TEAM = "sk-team-sought-by-tests", "sk-team-of-tomorrow-sought-by-tests"
