@@ -116,7 +116,7 @@ def test_an_upgrade_loses_no_request(lab, at):
 
 def test_an_upgrade_that_does_not_get_ready_loses_no_request_and_what_came_back_gets_some(lab):
     """Layers that the model does not have: missed when its weights are loaded."""
-    wrong = {"vllm_group_overrides": {"serve": {"hf-overrides": {"num_hidden_layers": 64}}}}
+    wrong = {"vllm_host_overrides": {"serve": {"hf-overrides": {"num_hidden_layers": 64}}}}
     with proxy.load() as requests:
         done = play("upgrade", "--limit", "glm1", **wrong)
         assert done.returncode != 0
