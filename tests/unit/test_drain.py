@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Protocol
 
 import pytest
 from ansible_collections.onprem.vllm.plugins.module_utils import proxy
@@ -68,8 +69,15 @@ class HAProxy:
         return left.pop(0) if len(left) > 1 else left[0]
 
 
+class Answering(Protocol):
+    """Whatever answers HAProxy's orders."""
+
+    def answer(self, command: str) -> str:
+        """The answer to one."""
+
+
 @contextmanager
-def running(haproxy: HAProxy, path: Path) -> Iterator[Path]:
+def running(haproxy: Answering, path: Path) -> Iterator[Path]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(path))
         listening.listen()
@@ -81,7 +89,11 @@ def running(haproxy: HAProxy, path: Path) -> Iterator[Path]:
                 except OSError:
                     return
                 with connection:
-                    connection.sendall(haproxy.answer(connection.recv(1000).decode().strip()).encode())
+                    order = b""
+                    # One with a payload ends with an empty line.
+                    while not order.endswith(b"\n") or (b"<<\n" in order and not order.endswith(b"\n\n")):
+                        order += connection.recv(1 << 16)
+                    connection.sendall(haproxy.answer(order.decode().strip()).encode())
 
         threading.Thread(target=serve, daemon=True).start()
         yield path

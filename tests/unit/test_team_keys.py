@@ -7,15 +7,15 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import socket
 import sys
-import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .test_drain import running
 
 PROGRAM = Path(__file__).parents[2] / "roles" / "litellm_proxy" / "files" / "team_keys.py"
 
@@ -52,7 +52,7 @@ class HAProxy:
         if order == f"commit map @7 {self.path}":
             self.lines = self.next
             return ""
-        if found := re.fullmatch(rf"add map @7 {re.escape(str(self.path))} <<\n(.*)\n", order, re.DOTALL):
+        if found := re.fullmatch(rf"add map @7 {re.escape(str(self.path))} <<\n(.*)", order, re.DOTALL):
             self.next |= dict(line.split() for line in found[1].splitlines())
             return ""
         return "Unknown map identifier. Please use #<id> or <file>."
@@ -61,27 +61,8 @@ class HAProxy:
 @pytest.fixture
 def haproxy(tmp_path: Path) -> Iterator[tuple[HAProxy, Path]]:
     found = HAProxy(tmp_path / "teams.map")
-    path = tmp_path / "admin.sock"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(path))
-        listening.listen()
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _address = listening.accept()
-                except OSError:
-                    return
-                with connection:
-                    order = b""
-                    # An order with a payload ends with an empty line.
-                    while not order.endswith(b"\n") or (b"<<\n" in order and not order.endswith(b"\n\n")):
-                        order += connection.recv(1 << 16)
-                    connection.sendall(f"{found.answer(order.decode()[:-1])}\n".encode())
-
-        threading.Thread(target=serve, daemon=True).start()
+    with running(found, tmp_path / "admin.sock") as path:
         yield found, path
-        listening.shutdown(socket.SHUT_RDWR)
 
 
 def test_haproxy_gets_every_key_at_once_and_only_what_is_new(

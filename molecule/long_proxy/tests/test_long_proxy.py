@@ -68,6 +68,7 @@ def play(name: str, *arguments: str, **variables: object) -> subprocess.Complete
 def test_where_only_the_proxy_may_ask_instances_nobody_else_does(lab, at):
     """A client's packet to an instance's port is dropped, while requests through the proxy go on."""
     address = next(one for one in at("proxy1").interface("eth0").addresses if "." in one)
+    # That nobody answers is an answer here, 000, and curl's failure says no more.
     ask = "curl --silent --output /dev/null --max-time 3 --write-out %{http_code} http://glm1:8000/v1/models || true"
     try:
         with proxy.load() as requests:
