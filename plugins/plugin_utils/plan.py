@@ -1309,7 +1309,7 @@ class _Composition:
         """What the proxy will be, without its keys."""
         name = "litellm_proxy_database"
         if what := database_problem(self.value(name)):
-            self._wrong(name, what, "Correct it; a password belongs into litellm_proxy_database_password, in a vault.")
+            self._wrong(name, what, "Correct it; the server's password is litellm_proxy_database_password, in a vault.")
         part, origins = proxy_part(self.value, self.set)
         self.origins |= origins
         return part

@@ -65,6 +65,8 @@ def database_problem(database: str) -> str:
     address = _ADDRESS.fullmatch(database)
     if address is None:
         return "is neither local nor an address such as postgresql://proxy@db1.example.internal/keys"
+    if "sslpassword=" in database:
+        return "has the password of a client's TLS key in it, which plans would show: name a key file without one"
     if ":" in (address["user"] or "") or "password=" in database:
         return "has a password in it, which plans and processes would show"
     return ""

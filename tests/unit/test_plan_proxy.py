@@ -144,6 +144,7 @@ def test_a_database_is_shown_and_brings_its_packages(database: str, packages: se
         ("db1.example.internal", "is neither local nor an address"),
         (f"postgresql://proxy:{SECRET}@db1/keys", "has a password in it"),
         (f"postgresql://db1/keys?user=proxy&password={SECRET}", "has a password in it"),
+        (f"postgresql://db1/keys?sslkey=/etc/key.pem&sslpassword={SECRET}", "has the password of a client's TLS key"),
     ],
 )
 def test_a_database_that_cannot_be_asked_is_refused_and_its_password_not_told(database: str, what: str) -> None:

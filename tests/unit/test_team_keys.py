@@ -123,6 +123,9 @@ class Database:
         """Nothing came."""
 
 
+SETTINGS = {"local": "onprem_vllm", "connection": "", "reader": "nobody"}
+
+
 def followed(
     program: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, looks: list[Any]
 ) -> list[tuple[str, Any]]:
@@ -139,23 +142,26 @@ def followed(
         database.notifies.extend(answer.get("told", ()))
         return dict(answer["keys"])
 
-    def opened(_settings: object, *, new: bool) -> Database:
-        done.append(("opened", new))
+    def opened(_settings: object) -> Database:
+        done.append(("opened", None))
         return Database()
+
+    def write(path: Path, content: bytes, _mode: int) -> None:
+        done.append((path.stem, json.loads(content)))
 
     names = {
         "opened": opened,
         "read": read,
         "publish": lambda keys, _reader: done.append(("published", keys)),
         "SAID": tmp_path / "said.json",
-        "_write": lambda _path, content, _mode: done.append(("said", json.loads(content)["error"])),
+        "_write": write,
     }
     for name, value in names.items():
         monkeypatch.setitem(program["follow"].__globals__, name, value)
     monkeypatch.setattr("time.sleep", lambda seconds: done.append(("slept", seconds)))
     monkeypatch.setattr("select.select", lambda *_words: done.append(("waited", None)))
     with pytest.raises(KeyboardInterrupt):
-        program["follow"]({"reader": "nobody"})
+        program["follow"](SETTINGS)
     return done
 
 
@@ -164,9 +170,11 @@ def test_a_change_amid_a_look_is_looked_at_at_once(
 ) -> None:
     looks = [{"keys": {"a": 1}, "told": ["x"]}, {"keys": {}}]
     assert followed(program, monkeypatch, tmp_path, looks) == [
-        ("opened", True),
+        ("opened", None),
+        ("followed", ["onprem_vllm", ""]),
         ("published", {"a": 1}),
-        ("said", ""),
+        ("said", {"error": ""}),
+        ("followed", ["onprem_vllm", ""]),
         ("published", {}),
         ("waited", None),
     ]
@@ -175,16 +183,29 @@ def test_a_change_amid_a_look_is_looked_at_at_once(
 def test_a_database_that_lost_its_keys_takes_nobodys(
     program: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Once it has been there it is not made anew: an error like one that does not answer, and told once."""
+    """An error like one that does not answer, and told once."""
     gone = program["psycopg2"].Error("relation does not exist")
     done = followed(program, monkeypatch, tmp_path, [{"keys": {"a": 1}}, gone, gone, {"keys": {"a": 1}}])
     assert [step for step in done if step[0] in ("opened", "published", "said")] == [
-        ("opened", True),
+        ("opened", None),
         ("published", {"a": 1}),
-        ("said", ""),
-        ("said", "relation does not exist"),
-        ("opened", False),
-        ("opened", False),
+        ("said", {"error": ""}),
+        ("said", {"error": "relation does not exist"}),
+        ("opened", None),
+        ("opened", None),
         ("published", {"a": 1}),
-        ("said", ""),
+        ("said", {"error": ""}),
     ]
+
+
+def test_the_database_that_was_followed_does_not_begin_anew(
+    program: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also after a restart. Another server may begin, and so may this one once a person has said so."""
+    begin = program["_may_begin"]
+    monkeypatch.setitem(begin.__globals__, "STATE", tmp_path)
+    begin(SETTINGS, "the table")
+    (tmp_path / "followed.json").write_bytes(program["identity"](SETTINGS))
+    with pytest.raises(LookupError, match=r"the table is gone: restore it, or remove .*/followed\.json and begin"):
+        begin(SETTINGS, "the table")
+    begin({**SETTINGS, "local": "", "connection": "postgresql://proxy@db1/keys"}, "the table")

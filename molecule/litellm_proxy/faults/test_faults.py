@@ -246,24 +246,41 @@ def test_keys_of_another_server_and_of_none(lab, at):
     password = "password-of-the-database-sought-by-tests"
     server = at("role2")
     server.check_output(
-        "systemctl start postgresql && cd /etc/postgresql/*/main && echo \"listen_addresses = '*'\" >> postgresql.conf"
-        " && echo 'hostssl keys proxy all scram-sha-256' >> pg_hba.conf && systemctl restart postgresql"
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 30 -subj /CN=role2"
+        " -addext subjectAltName=DNS:role2 -keyout /var/lib/postgresql/own.key -out /var/lib/postgresql/own.pem"
+        " && chown postgres: /var/lib/postgresql/own.*"
+    )
+    server.check_output(
+        "systemctl start postgresql && cd /etc/postgresql/*/main && cat >> postgresql.conf <<'END' &&\n"
+        "listen_addresses = '*'\nssl_cert_file = '/var/lib/postgresql/own.pem'\n"
+        "ssl_key_file = '/var/lib/postgresql/own.key'\nEND\n"
+        "echo 'hostssl keys proxy all scram-sha-256' >> pg_hba.conf && systemctl restart postgresql"
     )
     for order in (f"CREATE ROLE proxy LOGIN PASSWORD '{password}'", "CREATE DATABASE keys OWNER proxy"):
         server.check_output(f'runuser -u postgres -- psql -qc "{order}"')
     program = "python3 /opt/vllm/libexec/team_keys.py"
     own = at("role1").check_output(f"{program} add own")
+    root = server.check_output("cat /var/lib/postgresql/own.pem")
+    at("role1").check_output(f"echo '{root}' > /etc/ssl/certs/keys.pem")
     there = {
-        "litellm_proxy_database": "postgresql://proxy@role2/keys?sslmode=require",
+        "litellm_proxy_database": "postgresql://proxy@role2/keys?sslmode=verify-full&sslrootcert=/etc/ssl/certs/keys.pem",
         "litellm_proxy_database_password": password,
     }
     given = proxy.WORK / "database.json"
     given.touch(mode=0o600)
-    given.write_text(json.dumps({**there, "litellm_proxy_database_password": f"{password}-wrong"}))
-    done = proxy.roll("-vvv", "--diff", "-e", f"@{given}")
-    assert done.returncode != 0
-    assert "The keys of the database do not reach the proxy" in done.stdout
-    assert password not in done.stdout + done.stderr
+    wrong = {
+        "password authentication failed": {"litellm_proxy_database_password": f"{password}-wrong"},
+        "certificate verify failed": {
+            "litellm_proxy_database": there["litellm_proxy_database"].replace("keys.pem", "ssl-cert-snakeoil.pem")
+        },
+    }
+    for said, instead in wrong.items():
+        given.write_text(json.dumps(there | instead))
+        done = proxy.roll("-vvv", "--diff", "-e", f"@{given}")
+        assert done.returncode != 0
+        assert "The keys of the database do not reach the proxy" in done.stdout
+        assert said in done.stdout
+        assert password not in done.stdout + done.stderr
     given.write_text(json.dumps(there))
     with proxy.load() as requests:
         done = proxy.roll("-vvv", "--diff", "-e", f"@{given}")

@@ -98,6 +98,31 @@ def test_while_the_database_is_down_known_keys_go_on_and_it_is_said(lab, at, iss
     assert proxy.probe()["proxy"]["keys"] == ""
 
 
+def test_keys_that_the_database_lost_go_on_until_someone_begins_anew(lab, at, issued):
+    """A restart does not make the table anew; the one that is restored counts again."""
+    key = issued("kept")
+    answered(lab, key, 200)
+    host = at("role1")
+
+    def psql(order: str) -> None:
+        host.check_output(f"runuser -u postgres -- psql -qd onprem_vllm -c '{order}'")
+
+    psql("ALTER TABLE onprem_vllm.team_key RENAME TO elsewhere")
+    try:
+        host.check_output("systemctl restart onprem-vllm-keys")
+        assert "team_key is gone: restore it, or remove /var/lib" in proxy.probe()["proxy"]["keys"]
+        refused = host.run(f"{PROGRAM} add meanwhile")
+        assert (refused.rc, "is gone" in refused.stderr) == (1, True)
+        assert proxy.chat(lab, key=key)[0] == 200
+        host.check_output("rm /var/lib/onprem-vllm-keys/followed.json")
+        answered(lab, key, 401)
+        psql("DROP TABLE onprem_vllm.team_key")
+    finally:
+        psql("ALTER TABLE onprem_vllm.elsewhere RENAME TO team_key")
+        host.check_output("systemctl restart onprem-vllm-keys")
+    answered(lab, key, 200)
+
+
 def test_keys_lie_nowhere_and_only_root_reads_their_sha256(at, issued):
     key = issued("sought")
     host = at("role1")

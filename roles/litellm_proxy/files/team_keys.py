@@ -41,7 +41,7 @@ SAID = Path("/run/onprem-vllm-keys/said.json")
 HAPROXY = Path("/run/onprem-vllm-haproxy/admin.sock")
 CLUSTERS, PROGRAMS = Path("/etc/postgresql"), Path("/usr/lib/postgresql")
 PORT, DEFAULT_PORT = re.compile(r"\s*port\s*=\s*'?(\d+)"), 5432
-TEAMS, LIMITS, KEYS = "teams.map", "limits.map", "keys.json"
+TEAMS, LIMITS, KEYS, FOLLOWED = "teams.map", "limits.map", "keys.json", "followed.json"
 CHANNEL = "onprem_vllm_team_key"
 # A notification may be lost with its connection, and HAProxy may have started anew.
 LOOK_AGAIN_S = 15.0
@@ -194,31 +194,42 @@ def drop(settings: Mapping[str, Any]) -> int:
 # -- the database --------------------------------------------------------------------------------------------------
 
 
-def opened(settings: Mapping[str, Any], *, new: bool = True) -> connection:
-    """A connection to the database, which is made where there is none, if it may be a new one.
+def opened(settings: Mapping[str, Any]) -> connection:
+    """A connection to the database, which is made where there is none.
 
     Raises:
         psycopg2.Error: it does not answer, or refuses.
-        LookupError: it has no keys any more.
+        LookupError: it had keys and has no table of them any more, which must not take anybody's away.
     """
-    if settings["local"] and new:
+    if settings["local"]:
         with contextlib.closing(_connected(settings, "postgres")) as server, server.cursor() as cursor:
             cursor.execute("SELECT FROM pg_database WHERE datname = %s", (settings["local"],))
             if not cursor.fetchall():
+                _may_begin(settings, f"the database {settings['local']}")
                 cursor.execute(f"CREATE DATABASE {settings['local']} TEMPLATE template0 ENCODING 'UTF8'")
     database = _connected(settings, settings["local"])
     try:
         with database.cursor() as cursor:
             cursor.execute("SELECT to_regclass('onprem_vllm.team_key')")
             if cursor.fetchone() == (None,):
-                if not new:
-                    raise LookupError("the table onprem_vllm.team_key is gone")
+                _may_begin(settings, "the table onprem_vllm.team_key")
                 cursor.execute(SCHEMA)
             cursor.execute(f"LISTEN {CHANNEL}")
     except (psycopg2.Error, LookupError):
         database.close()
         raise
     return database
+
+
+def identity(settings: Mapping[str, Any]) -> bytes:
+    """Which database it is whose keys are followed, as the file FOLLOWED says it."""
+    return json.dumps([settings["local"], settings["connection"]]).encode()
+
+
+def _may_begin(settings: Mapping[str, Any], what: str) -> None:
+    path = STATE / FOLLOWED
+    if path.is_file() and path.read_bytes() == identity(settings):
+        raise LookupError(f"{what} is gone: restore it, or remove {path} and begin with no key")
 
 
 def _connected(settings: Mapping[str, Any], name: str = "") -> connection:
@@ -273,14 +284,13 @@ def follow(settings: Mapping[str, Any]) -> int:
     """Bring the proxy what the database has, now and whenever it changes; does not return."""
     database = None
     told = None
-    new = True  # later on, a database without keys lost them, which must not take anybody's away
     while True:
         try:
             if database is None:
-                database = opened(settings, new=new)
+                database = opened(settings)
             database.notifies.clear()  # what they tell of is read now
             keys = read(database)
-            new = False
+            _write(STATE / FOLLOWED, identity(settings), 0o400)
             publish(keys, settings["reader"])
             said = ""
         except (psycopg2.Error, LookupError) as error:
