@@ -8,7 +8,6 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import secrets
 import shutil
 import ssl
 import subprocess
@@ -23,7 +22,34 @@ from .atomic import write_file
 # Longer-lived ones are refused by browsers and by Apple's systems.
 LEAF_DAYS = 397
 CA_DAYS = 3650
+LONGEST_NAME = 64  # of a subject (RFC 5280, appendix A.1)
+# As public CAs do: what was just issued is not of the future for a client whose clock is behind.
+BACKDATED_S = 3600
 _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+# With the identifiers of keys that strict clients want (RFC 5280, 4.2.1.1; Python's from 3.13 on).
+_CA = """
+[ca]
+default_ca = here
+[here]
+database = {scratch}/index
+new_certs_dir = {scratch}
+default_md = sha256
+policy = name
+rand_serial = yes
+[name]
+commonName = supplied
+[root]
+basicConstraints = critical,CA:TRUE
+keyUsage = critical,keyCertSign,cRLSign
+subjectKeyIdentifier = hash
+[leaf]
+basicConstraints = critical,CA:FALSE
+keyUsage = critical,digitalSignature
+extendedKeyUsage = serverAuth
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+subjectAltName = {names}
+"""
 
 
 class CertificateRefused(ValueError):
@@ -56,13 +82,11 @@ def check(certificate: Certificate, names: Sequence[str]) -> None:
             f"The certificate and its key do not belong together, or one of them is no PEM ({error.reason}). Give "
             "litellm_proxy_certificate with the leaf first, and the key it was issued for."
         ) from None
-    ends = _read(certificate.chain, "-enddate").partition("=")[2].strip()
-    begins = _read(certificate.chain, "-startdate").partition("=")[2].strip()
     now = time.time()
-    if now >= ssl.cert_time_to_seconds(ends):
-        raise CertificateRefused(f"The certificate has expired: it was valid until {ends}. Have it renewed.")
-    if now < ssl.cert_time_to_seconds(begins):
-        raise CertificateRefused(f"The certificate is not valid before {begins}; look at this host's clock, too.")
+    if now >= (ends := _moment(certificate.chain, "-enddate")):
+        raise CertificateRefused(f"The certificate has expired: it was valid until {_utc(ends)}. Have it renewed.")
+    if now < (begins := _moment(certificate.chain, "-startdate")):
+        raise CertificateRefused(f"The certificate is not valid before {_utc(begins)}; look at this host's clock, too.")
     wrong = [name for name in names if not _is_for(certificate.chain, name)]
     if wrong:
         raise CertificateRefused(
@@ -126,8 +150,11 @@ class OwnCa:
         last = self.issued()
         if last is None or not self.root.is_file():
             return "there is none yet"
-        if _days_left(self.root.read_text(encoding="utf-8")) < renew_days:
+        root = self.root.read_text(encoding="utf-8")
+        if _days_left(root) < renew_days:
             raise self._refused(f"ends within {renew_days} days", "It signs nothing that would be valid for longer.")
+        if (begins := _moment(root, "-startdate")) > time.time():
+            raise self._refused(f"is not valid before {_utc(begins)}", "Look at this host's clock, then and now.")
         try:
             check(last, names)
         except CertificateRefused as error:
@@ -146,33 +173,19 @@ class OwnCa:
             shutil.rmtree(left)
         with tempfile.TemporaryDirectory(prefix=".issuing-", dir=self.directory) as scratch:
             beside = Path(scratch)
+            alternatives = ",".join(f"{'IP' if _is_address(name) else 'DNS'}:{name}" for name in names)
+            (beside / "ca").write_text(_CA.format(scratch=scratch, names=alternatives), encoding="utf-8")
+            (beside / "index").touch()
             root_key = self.directory / "root.key"
             if not any((self.directory / name).exists() for name in ("root.key", "root.pem", "issued.json")):
-                _openssl(
-                    *("req", "-x509", *_EC, "-keyout", str(beside / "root.key"), "-out", str(beside / "root.pem")),
-                    *("-days", str(CA_DAYS), "-subj", f"/CN=CA of the proxy {names[0]}"),
-                    *("-addext", "keyUsage=critical,keyCertSign,cRLSign"),
-                )
-                both = (beside / "root.key").read_bytes() + (beside / "root.pem").read_bytes()
+                name = f"CA of the proxy {names[0]}"[:LONGEST_NAME]
+                made = _signed(beside, "root", name, CA_DAYS, "-selfsign", "-keyfile", str(beside / "root.key"))
+                both = f"{made.key}{made.chain}".encode()
                 write_file(root_key, both, 0o400)  # in one step: neither is ever there without the other
             self._publish_root(root_key)
-            alternatives = ",".join(f"{'IP' if _is_address(name) else 'DNS'}:{name}" for name in names)
-            extensions = beside / "extensions"
-            extensions.write_text(
-                f"basicConstraints=critical,CA:FALSE\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
-                f"subjectAltName={alternatives}\n",
-                encoding="utf-8",
-            )
-            request, key, leaf = beside / "request.pem", beside / "leaf.key", beside / "leaf.pem"
-            subject = f"/CN={names[0]}" if len(names[0]) <= 64 else "/CN=proxy"
-            _openssl("req", "-new", *_EC, "-keyout", str(key), "-out", str(request), "-subj", subject)
-            _openssl(
-                *("x509", "-req", "-in", str(request), "-CA", str(self.root), "-CAkey", str(root_key)),
-                *("-set_serial", f"0x{secrets.token_hex(16)}"),
-                *("-days", str(min(LEAF_DAYS, _days_left(self.root.read_text(encoding="utf-8"))))),
-                *("-extfile", str(extensions), "-out", str(leaf)),
-            )
-            made = Certificate(leaf.read_text(encoding="utf-8"), key.read_text(encoding="utf-8"))
+            days = min(LEAF_DAYS, _days_left(self.root.read_text(encoding="utf-8")))
+            name = names[0] if len(names[0]) <= LONGEST_NAME else "proxy"
+            made = _signed(beside, "leaf", name, days, "-cert", str(self.root), "-keyfile", str(root_key))
         content = json.dumps({"chain": made.chain, "key": made.key}).encode()
         write_file(self.directory / "issued.json", content, 0o400)
         return made
@@ -203,10 +216,37 @@ class OwnCa:
         )
 
 
+def _signed(beside: Path, kind: str, name: str, days: int, *by: str) -> Certificate:
+    """A new certificate by the configuration in ``beside``, from a while ago on.
+
+    Raises:
+        CertificateRefused: openssl is missing or failed.
+    """
+    request, key, signed = (beside / f"{kind}.{ending}" for ending in ("request", "key", "pem"))
+    _openssl("req", "-new", *_EC, "-keyout", str(key), "-out", str(request), "-subj", f"/CN={name}")
+    now = time.time()
+    begins, ends = (
+        time.strftime("%Y%m%d%H%M%SZ", time.gmtime(moment)) for moment in (now - BACKDATED_S, now + days * 86400)
+    )
+    _openssl(
+        *("ca", "-batch", "-notext", "-config", str(beside / "ca"), "-extensions", kind, *by),
+        *("-in", str(request), "-startdate", begins, "-enddate", ends, "-out", str(signed)),
+    )
+    return Certificate(signed.read_text(encoding="utf-8"), key.read_text(encoding="utf-8"))
+
+
 def _days_left(chain: str) -> int:
     """Whole days until the first certificate ends."""
-    ends = _read(chain, "-enddate").partition("=")[2].strip()
-    return int((ssl.cert_time_to_seconds(ends) - time.time()) // 86400)
+    return int((_moment(chain, "-enddate") - time.time()) // 86400)
+
+
+def _moment(chain: str, which: str) -> int:
+    """When the first certificate begins or ends, seconds since 1970."""
+    return ssl.cert_time_to_seconds(_read(chain, which).partition("=")[2].strip())
+
+
+def _utc(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
 
 
 def _openssl(*words: str, given: str = "") -> str:

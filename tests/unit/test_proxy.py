@@ -52,6 +52,7 @@ def test_what_the_own_ca_issues_is_accepted_by_who_trusts_its_root(ca: OwnCa, tm
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(tmp_path / "served.pem")
     client = ssl.create_default_context(cafile=str(ca.root))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 asks by itself
     for name in NAMES:
         here, there = socket.socketpair()
         with here, there:
@@ -108,6 +109,36 @@ def test_a_root_that_lost_its_key_is_not_replaced_by_one_that_no_client_trusts(c
     with pytest.raises(CertificateRefused, match=r"is not the one of root\.pem"):
         ca.issue(NAMES)
     assert ca.root.read_bytes() == root
+
+
+def test_a_client_whose_clock_is_behind_accepts_what_was_just_issued(ca: OwnCa, tmp_path: Path) -> None:
+    """Half an hour, and not two; nor does one accept it that is a second ahead of its end."""
+    (tmp_path / "leaf.pem").write_text(ca.issue(NAMES).chain, encoding="utf-8")
+    began = time.time()
+
+    def accepted(moment: float) -> bool:
+        verify = ["openssl", "verify", "-x509_strict", "-attime", f"{moment:.0f}", "-CAfile", str(ca.root)]
+        return subprocess.run([*verify, str(tmp_path / "leaf.pem")], check=False, capture_output=True).returncode == 0
+
+    end = began + proxy_certificate.LEAF_DAYS * 86400
+    assert [accepted(began + seconds) for seconds in (-7200, -1800, 0)] == [False, True, True]
+    assert [accepted(end - 60), accepted(end + 60)] == [True, False]
+
+
+def test_a_root_of_a_clock_that_was_ahead_is_told(ca: OwnCa, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 30 * 86400)
+    ca.issue(NAMES)
+    monkeypatch.undo()
+    with pytest.raises(
+        CertificateRefused, match=r"is not valid before .* UTC\. Look at this host's clock, then and now"
+    ):
+        ca.due(NAMES, 30)
+
+
+def test_names_longer_than_a_subject_are_issued_for(ca: OwnCa) -> None:
+    long = f"{'a' * 60}.{'b' * 60}.example.internal"
+    check(ca.issue([long]), [long])
 
 
 def test_nothing_outlives_its_root_and_a_root_that_ends_is_told(ca: OwnCa, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,18 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+
+if TYPE_CHECKING:
+    from testinfra.host import Host
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import proxy_under_test as proxy
@@ -174,6 +181,56 @@ def test_a_stopped_instance_leaves_and_comes_back_by_itself(lab, at):
     at("role2").check_output("systemctl start instance@8001")
     assert proxy.wait("back", lambda: proxy.servers(lab)["role2-one"] == "UP") < 15
     assert proxy.chat(lab)[0] == 200
+
+
+@contextmanager
+def setting(host: Host, directives: str, *units: str) -> Iterator[None]:
+    """Units that run with more directives, and without them afterwards."""
+    places = [f"/run/systemd/system/{unit}.service.d" for unit in units]
+    restart = f"systemctl daemon-reload && systemctl restart {' '.join(units)}"
+    for place in places:
+        host.check_output(f"mkdir {place} && printf '[Service]\n{directives}' > {place}/test.conf")
+    host.check_output(restart)
+    try:
+        yield
+    finally:
+        host.check_output(f"rm -r {' '.join(places)} && {restart}")
+
+
+def test_an_instance_that_dies_after_every_start_stays_out_and_is_reported(lab, at):
+    """It answers for two seconds each time."""
+    with setting(at("role2"), "RuntimeMaxSec=2\nRestartSec=0.2\n", "instance@8001"):
+        proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["role2-one"])
+        with proxy.load() as requests:
+            for _unused in range(20):
+                assert "DOWN" in proxy.servers(lab)["role2-one"]
+                time.sleep(1)
+        [found] = [one for one in proxy.probe()["proxy"]["instances"] if one["name"] == "role2-one"]
+        starts = at("role2").check_output("systemctl show --property=NRestarts --value instance@8001")
+    assert int(starts) > 5
+    assert proxy.failed(requests) == []
+    assert (found["up"], bool(found["check"])) == (False, True)
+
+
+def test_a_clock_that_jumps_fails_no_request_and_keys_end_by_it(lab, at):
+    """An hour ahead, then one behind: of HAProxy and LiteLLM alone, for the hosts of a lab share their machine's."""
+    host = at("role1")
+    soon = (datetime.now(UTC) + timedelta(minutes=30)).isoformat()
+    key = host.check_output(f"python3 /opt/vllm/libexec/team_keys.py add soon --expires {soon}")
+    library = host.check_output("ls /usr/lib/*/faketime/libfaketime.so.1")
+    host.check_output("echo +0 > /etc/clock")
+    units = ("onprem-vllm-haproxy", "onprem-vllm-litellm@4001", "onprem-vllm-litellm@4002")
+    variables = f"LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE=/etc/clock FAKETIME_CACHE_DURATION=1"
+    with setting(host, f"Environment={variables} FAKETIME_DONT_FAKE_MONOTONIC=1\n", *units):
+        proxy.wait("the key", lambda: proxy.chat(lab, key=key)[0] == 200, 60)
+        with proxy.load() as requests:
+            for clock, status in (("+1h", 401), ("-1h", 200)):
+                host.check_output(f"echo {clock} > /etc/clock")
+                proxy.wait(f"{clock}", lambda status=status: proxy.chat(lab, key=key)[0] == status)
+                time.sleep(5)
+                assert proxy.healthy(lab)
+        assert proxy.failed(requests) == []
+    host.check_output("rm /etc/clock; python3 /opt/vllm/libexec/team_keys.py remove soon")
 
 
 def test_an_instance_that_accepts_and_never_answers(lab):
