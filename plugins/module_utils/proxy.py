@@ -412,7 +412,7 @@ class Host:
         due = [port for port in self.proxy.ports if self.running_digest(port) != wanted]
         # Where none serves there is none to wait for: they load side by side.
         together = all(self.running_digest(port) is None for port in self.proxy.ports)
-        started = []
+        started: list[str] = []
         for group in [due] if together else [[port] for port in due]:
             try:
                 self._start(group)
@@ -420,6 +420,11 @@ class Host:
                 message = hidden(str(error), self.proxy.secrets.values())
                 if not together and group[0] == due[0] and before:
                     message += self._back(files, before, due[0])
+                elif started:
+                    systemctl("start", "--no-block", LITELLM.format(group[0]))
+                    message += (
+                        f"\n{started[0]} serves with the same files. This one is started again until it does, too."
+                    )
                 raise ProxyFailed(f"LiteLLM does not start: {message}") from None
             started += [LITELLM.format(port) for port in group]
         return started

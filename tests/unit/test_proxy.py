@@ -298,6 +298,24 @@ def test_what_a_failed_run_brings_back_is_no_key(tmp_path: Path, monkeypatch: py
     assert ({"a" * 64, "d" * 64} < {*kept}, kept["c" * 64]["expires"]) == (True, 1.0)
 
 
+def test_a_second_process_that_does_not_start_is_tried_again_with_what_the_first_serves_with(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = made(tmp_path, ports=(4001, 4002))
+    host.processes(host.litellm_files())
+    host = made(tmp_path, litellm_config="new: true\n", ports=(4001, 4002))
+
+    def wait(unit: str, *_unused: object) -> None:
+        if "4002" in unit:
+            raise StartFailed("no memory")
+
+    monkeypatch.setattr(proxy, "wait_started", wait)
+    with pytest.raises(ProxyFailed, match=r"no memory\nonprem-vllm-litellm@4001\.service serves with the same files"):
+        host.processes(host.litellm_files())
+    assert told[-1] == "start --no-block onprem-vllm-litellm@4002.service"
+    assert (host.places.etc / "litellm.yaml").read_text(encoding="utf-8") == "new: true\n"
+
+
 STORE = KeyStore("[Service]\n", "print()\n", "", "postgresql://db/keys", SECRET)
 
 
