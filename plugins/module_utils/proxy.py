@@ -412,22 +412,21 @@ class Host:
         due = [port for port in self.proxy.ports if self.running_digest(port) != wanted]
         # Where none serves there is none to wait for: they load side by side.
         together = all(self.running_digest(port) is None for port in self.proxy.ports)
-        started: list[str] = []
+        proven = [port for port in self.proxy.ports if port not in due]
         for group in [due] if together else [[port] for port in due]:
             try:
                 self._start(group)
             except StartFailed as error:
                 message = hidden(str(error), self.proxy.secrets.values())
-                if not together and group[0] == due[0] and before:
-                    message += self._back(files, before, due[0])
-                elif started:
+                if proven:
                     systemctl("start", "--no-block", LITELLM.format(group[0]))
-                    message += (
-                        f"\n{started[0]} serves with the same files. This one is started again until it does, too."
-                    )
+                    other = LITELLM.format(proven[0])
+                    message += f"\n{other} serves with the same files. This one is started again until it does, too."
+                elif not together and before:
+                    message += self._back(files, before, due[0])
                 raise ProxyFailed(f"LiteLLM does not start: {message}") from None
-            started += [LITELLM.format(port) for port in group]
-        return started
+            proven += group
+        return [LITELLM.format(port) for port in due]
 
     def _start(self, ports: Sequence[int]) -> None:
         earlier = {}
@@ -593,7 +592,11 @@ def _carry_out(host: Host, *, check_mode: bool) -> dict[str, object]:
 
 
 def remove(places: Places, *, check_mode: bool) -> bool:
-    """Take everything back but the release; whether there was something."""
+    """Take everything back but the release; whether there was something.
+
+    Raises:
+        ProxyFailed: another run changes this host, or something does not stop or go.
+    """
     units = [*places.units.glob(LITELLM.format("*")), places.units / HAPROXY, places.units / KEYS]
     wants = places.units / "multi-user.target.wants"
     # LiteLLM last: while HAProxy runs, requests keep it up.
@@ -603,25 +606,30 @@ def remove(places: Places, *, check_mode: bool) -> bool:
         or places.keys.is_dir()
         or any(path.exists() or path.is_symlink() for path in [*units, *links])
     )
-    if check_mode or not found:
-        return found
-    with host_lock("proxy (removing)"):
-        for link in links:
-            if link.is_symlink():
-                stop(link.name)
-                link.unlink()
-        for path in units:
-            path.unlink(missing_ok=True)
-        systemctl("daemon-reload")
-        for name in ("proxy.py", "team_keys.py"):
-            (places.programs / name).unlink(missing_ok=True)
-        if places.programs.is_dir() and not any(places.programs.iterdir()):
-            places.programs.rmdir()
-        if places.etc.is_dir():  # it holds keys: what stays of it must be told
-            shutil.rmtree(places.etc)
-        if places.keys.is_dir():
-            shutil.rmtree(places.keys)
-    return True
+    if found and not check_mode:
+        try:
+            with host_lock("proxy (removing)"):
+                _take_away(places, links, units)
+        except (HostLocked, SystemdError, OSError) as error:
+            raise ProxyFailed(str(error)) from None
+    return found
+
+
+def _take_away(places: Places, links: Sequence[Path], units: Sequence[Path]) -> None:
+    for link in links:
+        if link.is_symlink():
+            stop(link.name)
+            link.unlink()
+    for path in units:
+        path.unlink(missing_ok=True)
+    systemctl("daemon-reload")
+    for name in ("proxy.py", "team_keys.py"):
+        (places.programs / name).unlink(missing_ok=True)
+    if places.programs.is_dir() and not any(places.programs.iterdir()):
+        places.programs.rmdir()
+    for directory in (places.etc, places.keys):  # they hold keys: what stays of them must be told
+        if directory.is_dir():
+            shutil.rmtree(directory)
 
 
 def _of_the_store(places: Places) -> list[Path]:

@@ -221,7 +221,7 @@ def main() -> None:
     if given["state"] == "absent":
         try:
             module.exit_json(changed=remove(Places(), check_mode=module.check_mode))
-        except (ProxyFailed, OSError) as error:
+        except ProxyFailed as error:
             module.fail_json(msg=str(error))
     certificate = None
     if given["certificate"]:

@@ -8,6 +8,7 @@ import dataclasses
 import http.server
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.onprem.vllm.plugins.module_utils import haproxy_socket, proxy, proxy_certificate
+from ansible_collections.onprem.vllm.plugins.module_utils.host_lock import HostLocked
 from ansible_collections.onprem.vllm.plugins.module_utils.proxy import (
     DIGEST_VARIABLE,
     KEYS,
@@ -34,7 +36,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate impo
     OwnCa,
     check,
 )
-from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import StartFailed, UnitState
+from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import StartFailed, SystemdError, UnitState
 
 NAMES = ("llm.example.internal", "10.20.0.11", "fd00::11")
 SECRET = "sk-master-0123456789"
@@ -298,12 +300,36 @@ def test_what_a_failed_run_brings_back_is_no_key(tmp_path: Path, monkeypatch: py
     assert ({"a" * 64, "d" * 64} < {*kept}, kept["c" * 64]["expires"]) == (True, 1.0)
 
 
-def test_a_second_process_that_does_not_start_is_tried_again_with_what_the_first_serves_with(
-    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [HostLocked("another run"), SystemdError("systemctl stop failed"), PermissionError(13, "Permission denied")],
+)
+def test_a_teardown_that_cannot_go_on_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
+    host = made(tmp_path)
+    host.places.etc.mkdir()
+
+    def refuse(*_unused: object) -> None:
+        raise error
+
+    monkeypatch.setattr(proxy, "host_lock", refuse)
+    with pytest.raises(ProxyFailed, match=re.escape(str(error))):
+        proxy.remove(host.places, check_mode=False)
+
+
+@pytest.mark.parametrize("run", ["first", "second"])
+def test_a_second_process_that_does_not_start_is_tried_again_with_what_the_first_serves_with(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
+    """In the run that brought the files, and in the one after it, which finds the first process serving with them."""
     host = made(tmp_path, ports=(4001, 4002))
     host.processes(host.litellm_files())
     host = made(tmp_path, litellm_config="new: true\n", ports=(4001, 4002))
+    files = host.litellm_files()
+    mark = proxy.read_environment(proxy._named(files, "environment").decode())[proxy.DIGEST_VARIABLE]
+    if run == "second":
+        monkeypatch.setattr(Host, "running_digest", lambda _host, port: mark if port == 4001 else None)
 
     def wait(unit: str, *_unused: object) -> None:
         if "4002" in unit:
@@ -311,7 +337,7 @@ def test_a_second_process_that_does_not_start_is_tried_again_with_what_the_first
 
     monkeypatch.setattr(proxy, "wait_started", wait)
     with pytest.raises(ProxyFailed, match=r"no memory\nonprem-vllm-litellm@4001\.service serves with the same files"):
-        host.processes(host.litellm_files())
+        host.processes(files)
     assert told[-1] == "start --no-block onprem-vllm-litellm@4002.service"
     assert (host.places.etc / "litellm.yaml").read_text(encoding="utf-8") == "new: true\n"
 

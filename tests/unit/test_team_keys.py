@@ -133,14 +133,14 @@ def followed(
     done: list[tuple[str, Any]] = []
     answers = iter(looks)
 
-    def read(database: Database) -> dict[str, Any]:
+    def read(database: Database) -> tuple[str, dict[str, Any]]:
         answer = next(answers, None)
         if answer is None:
             raise KeyboardInterrupt
         if isinstance(answer, Exception):
             raise answer
         database.notifies.extend(answer.get("told", ()))
-        return dict(answer["keys"])
+        return "its identity", dict(answer["keys"])
 
     def opened(_settings: object) -> Database:
         done.append(("opened", None))
@@ -154,6 +154,7 @@ def followed(
         "read": read,
         "publish": lambda keys, _reader: done.append(("published", keys)),
         "SAID": tmp_path / "said.json",
+        "STATE": tmp_path,
         "_write": write,
     }
     for name, value in names.items():
@@ -171,10 +172,10 @@ def test_a_change_amid_a_look_is_looked_at_at_once(
     looks = [{"keys": {"a": 1}, "told": ["x"]}, {"keys": {}}]
     assert followed(program, monkeypatch, tmp_path, looks) == [
         ("opened", None),
-        ("followed", ["onprem_vllm", ""]),
+        ("followed", ["onprem_vllm", "", "its identity"]),
         ("published", {"a": 1}),
         ("said", {"error": ""}),
-        ("followed", ["onprem_vllm", ""]),
+        ("followed", ["onprem_vllm", "", "its identity"]),
         ("published", {}),
         ("waited", None),
     ]
@@ -201,11 +202,15 @@ def test_a_database_that_lost_its_keys_takes_nobodys(
 def test_the_database_that_was_followed_does_not_begin_anew(
     program: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also after a restart. Another server may begin, and so may this one once a person has said so."""
-    begin = program["_may_begin"]
-    monkeypatch.setitem(begin.__globals__, "STATE", tmp_path)
-    begin(SETTINGS, "the table")
-    (tmp_path / "followed.json").write_bytes(program["identity"](SETTINGS))
-    with pytest.raises(LookupError, match=r"the table is gone: restore it, or remove .*/followed\.json and begin"):
-        begin(SETTINGS, "the table")
-    begin({**SETTINGS, "local": "", "connection": "postgresql://proxy@db1/keys"}, "the table")
+    """Also after a restart, and where another proxy made its table anew. Another server is another matter."""
+    follow, known = program["follow_this"], program["_known"]
+    for name, value in {"STATE": tmp_path, "_write": lambda path, content, _mode: path.write_bytes(content)}.items():
+        monkeypatch.setitem(known.__globals__, name, value)
+    known(SETTINGS, "the table is gone")
+    for _again in range(2):
+        follow(SETTINGS, "one")
+    with pytest.raises(LookupError, match=r"the table is gone: restore it, or remove .*/followed\.json and take what"):
+        known(SETTINGS, "the table is gone")
+    with pytest.raises(LookupError, match="was made anew: restore it, or remove"):
+        follow(SETTINGS, "another")
+    follow({**SETTINGS, "local": "", "connection": "postgresql://proxy@db1/keys"}, "another")

@@ -197,9 +197,10 @@ def setting(host: Host, directives: str, *units: str) -> Iterator[None]:
         host.check_output(f"rm -r {' '.join(places)} && {restart}")
 
 
-def test_an_instance_that_dies_after_every_start_stays_out_and_is_reported(lab, at):
-    """It answers for two seconds each time."""
-    with setting(at("role2"), "RuntimeMaxSec=2\nRestartSec=0.2\n", "instance@8001"):
+def test_an_instance_that_dies_at_every_start_stays_out_and_is_reported(lab, at):
+    """Before it listens, as an instance whose warm-up fails."""
+    dies = "ExecStart=\nExecStart=/bin/sleep 0.3\nRestartSec=0.2\n[Unit]\nStartLimitIntervalSec=0\n"
+    with setting(at("role2"), dies, "instance@8001"):
         proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["role2-one"])
         with proxy.load() as requests:
             for _unused in range(20):

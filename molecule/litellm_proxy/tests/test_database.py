@@ -104,9 +104,15 @@ def test_keys_that_the_database_lost_go_on_until_someone_begins_anew(lab, at, is
     answered(lab, key, 200)
     host = at("role1")
 
-    def psql(order: str) -> None:
-        host.check_output(f"runuser -u postgres -- psql -qd onprem_vllm -c '{order}'")
+    def psql(order: str) -> str:
+        return host.check_output(f'runuser -u postgres -- psql -qAtd onprem_vllm -c "{order}"')
 
+    was = psql("SELECT id FROM onprem_vllm.identity")
+    psql("UPDATE onprem_vllm.identity SET id = gen_random_uuid()")
+    host.check_output("systemctl restart onprem-vllm-keys")
+    assert "team_key was made anew: restore it, or remove /var/lib" in proxy.probe()["proxy"]["keys"]
+    assert proxy.chat(lab, key=key)[0] == 200
+    psql(f"UPDATE onprem_vllm.identity SET id = '{was}'")
     psql("ALTER TABLE onprem_vllm.team_key RENAME TO elsewhere")
     try:
         host.check_output("systemctl restart onprem-vllm-keys")

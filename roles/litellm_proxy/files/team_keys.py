@@ -47,6 +47,7 @@ CHANNEL = "onprem_vllm_team_key"
 LOOK_AGAIN_S = 15.0
 TRY_AGAIN_S = 3.0
 SHORTEST_ID = 6
+ANEW = "the table onprem_vllm.team_key was made anew"
 LINES_AT_ONCE = 200  # of a map; HAProxy reads an order of 64 KiB at most
 # A server that is gone without a word is noticed within seconds, too.
 WAY_IN = {
@@ -60,18 +61,23 @@ WAY_IN = {
 OPTIONS = "-c statement_timeout=10s -c lock_timeout=10s"
 TEAM = "[A-Za-z0-9][A-Za-z0-9._@-]{0,62}"
 # What stands in a row becomes a line of HAProxy's maps: the table refuses what would become more than one.
-# Two proxies that find no table make it one after the other, and the second one changes nothing.
+# Two proxies that find no table make it one after the other, and the second one changes nothing. A table that is made
+# anew has another identity, by which those who followed the one before know that it lost their keys.
 SCHEMA = f"""
 SELECT pg_advisory_xact_lock(7402);
 CREATE SCHEMA IF NOT EXISTS onprem_vllm;
-CREATE TABLE IF NOT EXISTS onprem_vllm.team_key (
-    hash text PRIMARY KEY CHECK (hash ~ '^[0-9a-f]{{64}}$'),
-    team text NOT NULL CHECK (team ~ '^{TEAM}$' AND team <> 'master'),
-    models text[] NOT NULL DEFAULT '{{}}',
-    requests_per_minute integer CHECK (requests_per_minute > 0),
-    expires timestamptz CHECK (isfinite(expires)),
-    created timestamptz NOT NULL DEFAULT now()
-);
+DO $$ BEGIN IF to_regclass('onprem_vllm.team_key') IS NULL THEN
+    DROP TABLE IF EXISTS onprem_vllm.identity;
+    CREATE TABLE onprem_vllm.identity AS SELECT gen_random_uuid() AS id;
+    CREATE TABLE onprem_vllm.team_key (
+        hash text PRIMARY KEY CHECK (hash ~ '^[0-9a-f]{{64}}$'),
+        team text NOT NULL CHECK (team ~ '^{TEAM}$' AND team <> 'master'),
+        models text[] NOT NULL DEFAULT '{{}}',
+        requests_per_minute integer CHECK (requests_per_minute > 0),
+        expires timestamptz CHECK (isfinite(expires)),
+        created timestamptz NOT NULL DEFAULT now()
+    );
+END IF; END $$;
 CREATE OR REPLACE FUNCTION onprem_vllm.tell() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN PERFORM pg_notify('{CHANNEL}', ''); RETURN NULL; END $$;
 CREATE OR REPLACE TRIGGER tell AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON onprem_vllm.team_key
@@ -181,13 +187,14 @@ def remove(database: connection, key: str) -> int:
 
 
 def drop(settings: Mapping[str, Any]) -> int:
-    """Every key, and with a database of ours the database."""
+    """Every key, and with a database of ours the database; in one of others the empty table tells further proxies."""
     if settings["local"]:
         with contextlib.closing(_connected(settings, "postgres")) as server, server.cursor() as cursor:
             cursor.execute(f"DROP DATABASE IF EXISTS {settings['local']} WITH (FORCE)")
     else:
         with contextlib.closing(_connected(settings)) as database, database.cursor() as cursor:
-            cursor.execute("DROP SCHEMA IF EXISTS onprem_vllm CASCADE")
+            if has_table(cursor):
+                cursor.execute("DELETE FROM onprem_vllm.team_key")
     return 0
 
 
@@ -199,21 +206,21 @@ def opened(settings: Mapping[str, Any]) -> connection:
 
     Raises:
         psycopg2.Error: it does not answer, or refuses.
-        LookupError: it had keys and has no table of them any more, which must not take anybody's away.
+        LookupError: it had keys and has their table no more, which must not take anybody's away.
     """
     if settings["local"]:
         with contextlib.closing(_connected(settings, "postgres")) as server, server.cursor() as cursor:
             cursor.execute("SELECT FROM pg_database WHERE datname = %s", (settings["local"],))
             if not cursor.fetchall():
-                _may_begin(settings, f"the database {settings['local']}")
+                _known(settings, f"the database {settings['local']} is gone")
                 cursor.execute(f"CREATE DATABASE {settings['local']} TEMPLATE template0 ENCODING 'UTF8'")
     database = _connected(settings, settings["local"])
     try:
         with database.cursor() as cursor:
-            cursor.execute("SELECT to_regclass('onprem_vllm.team_key')")
-            if cursor.fetchone() == (None,):
-                _may_begin(settings, "the table onprem_vllm.team_key")
+            if not has_table(cursor):
+                _known(settings, "the table onprem_vllm.team_key is gone")
                 cursor.execute(SCHEMA)
+            _known(settings, ANEW, identity(cursor))
             cursor.execute(f"LISTEN {CHANNEL}")
     except (psycopg2.Error, LookupError):
         database.close()
@@ -221,15 +228,36 @@ def opened(settings: Mapping[str, Any]) -> connection:
     return database
 
 
-def identity(settings: Mapping[str, Any]) -> bytes:
-    """Which database it is whose keys are followed, as the file FOLLOWED says it."""
-    return json.dumps([settings["local"], settings["connection"]]).encode()
+def has_table(cursor: Any) -> bool:
+    """Whether the database has the table of the keys."""
+    cursor.execute("SELECT to_regclass('onprem_vllm.team_key') IS NOT NULL")
+    (found,) = cursor.fetchone()
+    return bool(found)
 
 
-def _may_begin(settings: Mapping[str, Any], what: str) -> None:
+def identity(cursor: Any) -> str:
+    """Which table of keys the database has."""
+    cursor.execute("SELECT id::text FROM onprem_vllm.identity")
+    (found,) = cursor.fetchone()
+    return str(found)
+
+
+def follow_this(settings: Mapping[str, Any], followed: str) -> None:
+    """Remember which table's keys count from now on.
+
+    Raises:
+        LookupError: another table's did until now, in just this database.
+    """
+    _known(settings, ANEW, followed)
+    _write(STATE / FOLLOWED, json.dumps([settings["local"], settings["connection"], followed]).encode(), 0o400)
+
+
+def _known(settings: Mapping[str, Any], what: str, now: str = "") -> None:
+    """Refuse a database that is not what it was when its keys were followed."""
     path = STATE / FOLLOWED
-    if path.is_file() and path.read_bytes() == identity(settings):
-        raise LookupError(f"{what} is gone: restore it, or remove {path} and begin with no key")
+    *database, followed = json.loads(path.read_bytes()) if path.is_file() else (None,)
+    if database == [settings["local"], settings["connection"]] and now != followed:
+        raise LookupError(f"{what}: restore it, or remove {path} and take what it has")
 
 
 def _connected(settings: Mapping[str, Any], name: str = "") -> connection:
@@ -289,8 +317,8 @@ def follow(settings: Mapping[str, Any]) -> int:
             if database is None:
                 database = opened(settings)
             database.notifies.clear()  # what they tell of is read now
-            keys = read(database)
-            _write(STATE / FOLLOWED, identity(settings), 0o400)
+            followed, keys = read(database)
+            follow_this(settings, followed)
             publish(keys, settings["reader"])
             said = ""
         except (psycopg2.Error, LookupError) as error:
@@ -314,11 +342,12 @@ def follow(settings: Mapping[str, Any]) -> int:
                 database.poll()
 
 
-def read(database: connection) -> dict[str, dict[str, Any]]:
-    """The keys by their sha256."""
+def read(database: connection) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The table's identity, and its keys by their sha256."""
     with database.cursor() as cursor:
+        followed = identity(cursor)
         cursor.execute(ROWS)
-        return {
+        return followed, {
             digest: {"team": team, "models": models, "requests_per_minute": limit or 0, "expires": expires}
             for digest, team, models, limit, expires, _created in cursor.fetchall()
         }
