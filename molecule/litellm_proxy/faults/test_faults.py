@@ -199,7 +199,7 @@ def setting(host: Host, directives: str, *units: str) -> Iterator[None]:
 
 def test_an_instance_that_dies_at_every_start_stays_out_and_is_reported(lab, at):
     """Before it listens, as an instance whose warm-up fails."""
-    dies = "ExecStart=\nExecStart=/bin/sleep 0.3\nRestartSec=0.2\n[Unit]\nStartLimitIntervalSec=0\n"
+    dies = r"ExecStart=\nExecStart=/bin/sleep 0.3\nRestartSec=0.2\n[Unit]\nStartLimitIntervalSec=0\n"
     with setting(at("role2"), dies, "instance@8001"):
         proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["role2-one"])
         with proxy.load() as requests:
@@ -222,7 +222,7 @@ def test_a_clock_that_jumps_fails_no_request_and_keys_end_by_it(lab, at):
     host.check_output("echo +0 > /etc/clock")
     units = ("onprem-vllm-haproxy", "onprem-vllm-litellm@4001", "onprem-vllm-litellm@4002")
     variables = f"LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE=/etc/clock FAKETIME_CACHE_DURATION=1"
-    with setting(host, f"Environment={variables} FAKETIME_DONT_FAKE_MONOTONIC=1\n", *units):
+    with setting(host, f"Environment={variables} FAKETIME_DONT_FAKE_MONOTONIC=1", *units):
         proxy.wait("the key", lambda: proxy.chat(lab, key=key)[0] == 200, 60)
         with proxy.load() as requests:
             for clock, status in (("+1h", 401), ("-1h", 200)):
@@ -299,7 +299,7 @@ def test_a_certificate_that_clients_would_not_accept_is_refused_before_it_is_ins
     assert proxy.chat(lab)[0] == 200
 
 
-def test_keys_of_another_server_and_of_none(lab, at):
+def test_keys_of_another_server_and_of_none(lab, at, files_with, said_on):
     """PostgreSQL on the other host, with a password that no output shows; then no database; then the own one again."""
     password = "password-of-the-database-sought-by-tests"
     server = at("role2")
@@ -308,18 +308,19 @@ def test_keys_of_another_server_and_of_none(lab, at):
         " -addext subjectAltName=DNS:role2 -keyout /var/lib/postgresql/own.key -out /var/lib/postgresql/own.pem"
         " && chown postgres: /var/lib/postgresql/own.*"
     )
+    settings = {"listen_addresses": "*", "ssl_cert_file": "/var/lib/postgresql/own.pem"}
+    settings["ssl_key_file"] = "/var/lib/postgresql/own.key"
+    lines = " ".join(f"\"{name} = '{value}'\"" for name, value in settings.items())
     server.check_output(
-        "systemctl start postgresql && cd /etc/postgresql/*/main && cat >> postgresql.conf <<'END' &&\n"
-        "listen_addresses = '*'\nssl_cert_file = '/var/lib/postgresql/own.pem'\n"
-        "ssl_key_file = '/var/lib/postgresql/own.key'\nEND\n"
-        "echo 'hostssl keys proxy all scram-sha-256' >> pg_hba.conf && systemctl restart postgresql"
+        f"systemctl start postgresql && cd /etc/postgresql/*/main && printf '%s\\n' {lines} >> postgresql.conf"
+        " && echo 'hostssl keys proxy all scram-sha-256' >> pg_hba.conf && systemctl restart postgresql"
     )
     for order in (f"CREATE ROLE proxy LOGIN PASSWORD '{password}'", "CREATE DATABASE keys OWNER proxy"):
         server.check_output(f'runuser -u postgres -- psql -qc "{order}"')
     program = "python3 /opt/vllm/libexec/team_keys.py"
     own = at("role1").check_output(f"{program} add own")
     root = server.check_output("cat /var/lib/postgresql/own.pem")
-    at("role1").check_output(f"echo '{root}' > /etc/ssl/certs/keys.pem")
+    lab("exec", "role1", "sh", "-c", f"echo '{root}' > /etc/ssl/certs/keys.pem")
     there = {
         "litellm_proxy_database": "postgresql://proxy@role2/keys?sslmode=verify-full&sslrootcert=/etc/ssl/certs/keys.pem",
         "litellm_proxy_database_password": password,
@@ -348,6 +349,8 @@ def test_keys_of_another_server_and_of_none(lab, at):
     shared = at("role1").check_output(f"{program} add shared")
     proxy.wait("the key", lambda: proxy.chat(lab, key=shared)[0] == 200)
     assert proxy.chat(lab, key=own)[0] == 401
+    assert files_with(password, "role1") == ["/etc/vllm-proxy/database.json"]
+    assert password not in said_on("role1")
     done = proxy.roll("-e", "litellm_proxy_database=")
     assert done.returncode == 0, done.stdout
     assert [proxy.chat(lab, key=key)[0] for key in (own, shared, proxy.MASTER)] == [401, 401, 200]

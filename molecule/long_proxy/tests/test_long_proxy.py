@@ -252,6 +252,14 @@ def test_the_search_finds_what_is_leaked_on_purpose(lab, files_with, said_on, mo
         lab("exec", "proxy1", "rm", "/etc/leaked")
 
 
+@pytest.mark.parametrize(
+    ("name", "more"), [("status", ()), ("plan", ("-e", "plan_compare=true")), ("teardown", ("--check",))]
+)
+def test_what_only_looks_shows_no_key(name, more):
+    done = play(name, *more)
+    assert done.returncode == 0, done.stdout
+
+
 def test_keys_lie_in_files_of_root_alone_and_in_no_log(at, files_with, said_on):
     """Whatever was rolled out before; of teams' keys a host has nothing but what they are checked with."""
     places = {
