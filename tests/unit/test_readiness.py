@@ -196,15 +196,37 @@ def test_a_warm_up_that_runs_out_of_time_is_ready_with_requests_still_open(serve
 
     def answer(_path: str, content: dict[str, Any], _headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
         if content.get("min_p"):
-            over.wait(30)
+            over.wait(60)
         return 200, WORKING
 
-    done = ready(serve(answer), main_process, tmp_path / "record", "4")
+    done = ready(serve(answer), main_process, tmp_path / "record", "30")
     over.set()
     assert (done.returncode, done.stderr) == (0, "")
     assert "ready after" in done.stdout
     warmed = json.loads((tmp_path / "record").read_text())["warm_up"]
     assert warmed["min-p"] == "skipped: it accepted a request and did not answer"
+    assert isinstance(warmed["structured output"], float), "one kind that hangs leaves time to the next"
+
+
+def test_what_no_time_is_left_for_is_not_asked_and_told_as_such(serve, main_process, tmp_path: Path) -> None:
+    over = threading.Event()
+    asked: list[dict[str, Any]] = []
+
+    def answer(_path: str, content: dict[str, Any], _headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        if content:
+            asked.append(content)
+        if len(asked) > 1:  # readiness itself is answered
+            over.wait(60)
+        return 200, WORKING
+
+    done = ready(serve(answer), main_process, tmp_path / "record", "12")
+    over.set()
+    assert (done.returncode, done.stderr) == (0, "")
+    warmed = json.loads((tmp_path / "record").read_text())["warm_up"]
+    hung = [kind for kind, said in warmed.items() if said == "skipped: it accepted a request and did not answer"]
+    assert 1 <= len(hung) <= 4, "each gets half of what the ones before left"
+    assert {said for kind, said in warmed.items() if kind not in hung} == {"skipped: no time left"}
+    assert len(asked) == 1 + len(hung), "no burst is sent for nobody to wait for"
 
 
 def test_an_engine_that_a_warm_up_request_kills_is_not_ready(serve, main_process, tmp_path: Path) -> None:

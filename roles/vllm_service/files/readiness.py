@@ -60,7 +60,10 @@ PROMPT_SIZES_TOKENS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 8192)
 BURST = 16
 PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather now", "parameters": PLACE}}
+LEAST_S = 1.0  # less is no time to answer in
 IMAGE_SIDE = 448  # pixels; a multiple of 14, 16, 28 and 32, the patches of the usual vision encoders
+
+Ask = Callable[[float], str]  # a request, given until when its answer counts
 
 
 class Stopped(Exception):
@@ -231,9 +234,9 @@ def wait_for_completion(seconds: float, record: Path) -> None:
         if time.monotonic() >= until:
             raise NotReady(f"no completion after {seconds:.0f} s: {last}. The lines above are what vLLM said.")
         try:
-            _in_time(lambda: _healthy(until), process, until)
+            _in_time(_healthy, process, until)
             asked = time.monotonic()
-            text = _in_time(lambda: _completion(until), process, until)
+            text = _in_time(_completion, process, until)
             break
         except StillStarting as reason:
             last = str(reason)
@@ -259,16 +262,18 @@ def warm_up(process: MainProcess, until: float) -> dict[str, object]:
     """Ask one request of each kind; seconds each took, or why it was skipped. None of them decides about readiness.
 
     The first request of a kind compiles: on the CPU top-k sampling took 14.5 s and then 0.02, on an H200 a burst 1.26 s
-    and then 0.08.
+    and then 0.08. So each may take half of the time that is left, and none all of it.
 
     Raises:
         NotReady: the main process ended, or the engine did not survive a request that users may send too.
     """
     warmed: dict[str, object] = {}
-    for kind, ask in _kinds(until, batched_tokens(Path(f"/proc/{process.pid}"))).items():
+    for kind, ask in _kinds(batched_tokens(Path(f"/proc/{process.pid}"))).items():
         began = time.monotonic()
         try:
-            _in_time(ask, process, until)
+            if until - began < LEAST_S:
+                raise StillStarting("no time left")
+            _in_time(ask, process, began + (until - began) / 2)
             warmed[kind] = round(time.monotonic() - began, 3)
         except (StillStarting, NotReady) as reason:
             process.check()
@@ -276,7 +281,7 @@ def warm_up(process: MainProcess, until: float) -> dict[str, object]:
     taken = ", ".join(f"{kind} {took if isinstance(took, str) else f'{took:.2f} s'}" for kind, took in warmed.items())
     print(f"readiness: warm-up: {taken}", flush=True)
     try:
-        _in_time(lambda: _healthy(until), process, until)
+        _in_time(_healthy, process, until)
     except StillStarting as reason:
         if time.monotonic() < until:
             raise NotReady(
@@ -301,52 +306,59 @@ def batched_tokens(process: Path) -> int:
     return int(float(size[1]) * SIZES[size[2]]) if size else BATCHED_TOKENS
 
 
-def _kinds(until: float, batched: int) -> dict[str, Callable[[], str]]:
+def _kinds(batched: int) -> dict[str, Ask]:
     """A request of each kind that compiles something of its own, by the kind's name."""
     model = os.environ.get("ONPREM_VLLM_MODEL", "")
     question = "Name the capitals of three countries."
     short: dict[str, object] = {"model": model, "prompt": question, "max_tokens": ASKED_TOKENS, "ignore_eos": True}
 
-    def post(path: str, content: dict[str, object]) -> str:
+    def post(path: str, content: dict[str, object], until: float) -> str:
+        if time.monotonic() >= until:  # nobody waits any more for the next one of several
+            raise StillStarting("no time left")
         status, body = _request(path, content, until)
         if status != 200:
             raise StillStarting(f"{path} answers {status}: {_short(body)}")
         return body
 
-    def completion(**more: object) -> Callable[[], str]:
-        return lambda: post("/v1/completions", {**short, **more})
+    def completion(**more: object) -> Ask:
+        return lambda until: post("/v1/completions", {**short, **more}, until)
 
-    def room() -> int:
+    def chat(**more: object) -> Ask:
+        asked = [{"role": "user", "content": question}]
+        content = {"model": model, "max_tokens": ASKED_TOKENS, "messages": asked, **more}
+        return lambda until: post("/v1/chat/completions", content, until)
+
+    def room(until: float) -> int:
         _unused, body = _request("/v1/models", None, until)
         try:
             return min(int(entry["max_model_len"]) for entry in json.loads(body)["data"]) - ASKED_TOKENS
         except (ValueError, LookupError, TypeError):
             raise StillStarting("/v1/models does not say how long a prompt may be") from None
 
-    def prompt(token: int, length: int) -> str:
+    def prompt(token: int, length: int, until: float) -> str:
         # The smallest tokens exist in every vocabulary; as numbers the prompt has exactly this length.
-        return post("/v1/completions", {**short, "prompt": [token] * length})
+        return post("/v1/completions", {**short, "prompt": [token] * length}, until)
 
-    def prompt_sizes() -> str:
-        longest = min(room(), batched)
+    def prompt_sizes(until: float) -> str:
+        longest = min(room(until), batched)
         sizes = [*PROMPT_SIZES_TOKENS]
         while sizes[-1] < longest:
             sizes.append(2 * sizes[-1])
         lengths = [length for size in sizes for length in (size - 1, size) if length <= longest]
         # A token of its own for each: what begins like an earlier prompt is found in the prefix cache.
         for token, length in enumerate(lengths, start=2):
-            prompt(token, length)
+            prompt(token, length, until)
         return ""
 
-    def at_once(*asks: Callable[[], str]) -> Callable[[], str]:
+    def at_once(*asks: Ask) -> Ask:
         """A burst of BURST requests, of these kinds in turn."""
 
-        def burst() -> str:
+        def burst(until: float) -> str:
             problems: list[str] = []
 
-            def one(ask: Callable[[], str]) -> None:
+            def one(ask: Ask) -> None:
                 try:
-                    ask()
+                    ask(until)
                 except (StillStarting, NotReady) as reason:
                     problems.append(str(reason))
 
@@ -366,8 +378,6 @@ def _kinds(until: float, batched: int) -> dict[str, Callable[[], str]]:
 
     # With ignore_eos vLLM goes on behind the end of the JSON and answers 500: the grammar allows nothing there.
     structured = completion(response_format={"type": "json_object"}, ignore_eos=False)
-    asked = [{"role": "user", "content": question}]
-    chat: dict[str, object] = {"model": model, "max_tokens": ASKED_TOKENS, "messages": asked}
     return {
         "top-k": completion(temperature=1, top_k=20),
         "seeded top-p": completion(temperature=1, top_p=0.9, seed=1),
@@ -376,13 +386,13 @@ def _kinds(until: float, batched: int) -> dict[str, Callable[[], str]]:
         # By itself: with speculative decoding vLLM refuses it.
         "min-p": completion(temperature=1, min_p=0.05),
         "structured output": structured,
-        "chat": lambda: post("/v1/chat/completions", chat),
-        "streamed chat": lambda: post("/v1/chat/completions", {**chat, "stream": True}),
+        "chat": chat(),
+        "streamed chat": chat(stream=True),
         # Without a parser, and with a model of text alone, vLLM refuses these two with the reason.
-        "tool call": lambda: post("/v1/chat/completions", {**chat, "tools": [TOOL]}),
-        "image": lambda: post("/v1/chat/completions", {**chat, "messages": [_with_image()]}),
+        "tool call": chat(tools=[TOOL]),
+        "image": chat(messages=[_with_image()]),
         "prompt sizes": prompt_sizes,
-        "long prompt": lambda: prompt(1, min(room(), batched)),
+        "long prompt": lambda until: prompt(1, min(room(until), batched), until),
         "burst": at_once(completion()),
         "burst with top-k": at_once(completion(temperature=1, top_k=20, top_p=1)),
         "burst with top-p": at_once(completion(temperature=1, top_k=0, top_p=0.9)),
@@ -452,14 +462,14 @@ class MainProcess:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started / os.sysconf("SC_CLK_TCK")
 
 
-def _in_time(ask: Callable[[], str], process: MainProcess, until: float) -> str:
+def _in_time(ask: Ask, process: MainProcess, until: float) -> str:
     """The result of ``ask``, abandoned when the main process ends or time is up: a first answer may take minutes."""
     results: list[str] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            results.append(ask())
+            results.append(ask(until))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
             errors.append(error)
 
