@@ -271,6 +271,57 @@ def test_a_wrong_answer_ends_it_at_once_with_its_reason(serve, main_process, tmp
     assert time.monotonic() - begun < 15
 
 
+POOLED = {
+    "/v1/embeddings": {"model": "tiny", "data": [{"embedding": [0.1, -0.2]}]},
+    "/pooling": {"model": "tiny", "data": [{"data": [[0.1], [0.2]]}]},
+}
+
+
+@pytest.mark.parametrize("paths", [("/v1/embeddings", "/pooling"), ("/pooling",)])
+def test_a_model_without_completions_is_ready_by_what_it_has(serve, main_process, tmp_path: Path, paths) -> None:
+    """vLLM has the paths that its model can answer, and 404 for the others."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def answer(path: str, content: dict[str, Any], _headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        if content:
+            asked.append((path, content))
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "tiny", "max_model_len": 512}]}
+        return (200, POOLED.get(path, {})) if path in (*paths, "/health") else (404, {"detail": "Not Found"})
+
+    done = ready(serve(answer), main_process, tmp_path / "record", seconds="100")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"model tiny answered {paths[0]}" in done.stdout
+    assert "completions and chats skipped: the model has none" in done.stdout
+    record = json.loads((tmp_path / "record").read_text())
+    assert record["path"] == paths[0]
+    assert {*record["warm_up"]} == {"completions and chats", "prompt sizes", "long prompt", "burst"}
+    warm = [content["input"] for path, content in asked if path == paths[0]][1:]
+    assert [len(text) for text in warm if isinstance(text, list)] == [127, 128, 255, 256, 504]
+    assert len([text for text in warm if isinstance(text, str)]) == 16
+    assert all(content.keys() == {"model", "input"} for path, content in asked if path == paths[0])
+    assert len([path for path, _unused in asked if path != paths[0]]) <= 2, "no completion is asked of it in vain"
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "said"),
+    [
+        (200, {"model": "tiny", "data": [{"embedding": []}]}, "the first embedding is empty"),
+        (200, {"model": "tiny", "data": []}, "the first embedding is no embedding"),
+        (200, {**POOLED["/v1/embeddings"], "model": "another"}, "another server holds the port"),
+        (400, {"error": "too long"}, "the first embedding was answered 400"),
+    ],
+)
+def test_a_wrong_embedding_is_told_as_one(serve, main_process, tmp_path: Path, status, content, said) -> None:
+    def answer(path: str, *_unused: object) -> tuple[int, dict[str, Any]]:
+        return {"/health": (200, {}), "/v1/embeddings": (status, content)}.get(path, (404, {"detail": "Not Found"}))
+
+    done = ready(serve(answer), main_process, tmp_path / "record")
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+    (cause,) = named_causes(done.stderr.splitlines(), compiled(known_causes()))
+    assert cause["id"] == ("start-port-taken" if "port" in said else "start-no-completion")
+
+
 def test_it_waits_while_the_engine_is_not_there_yet(serve, main_process, tmp_path: Path) -> None:
     left = [503, 503, 200]
 

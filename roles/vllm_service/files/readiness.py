@@ -6,9 +6,10 @@
 ``readiness.py caches`` removes compiled graphs that a killed process left half written; run as the service itself.
 ``readiness.py shut INSTANCE`` lets nobody but this host's root reach the instance's port, ``open INSTANCE`` everybody
 whom the firewall lets in.
-``readiness.py completion SECONDS RECORD`` waits for one real completion, asks one request of every kind so that no
-user waits for a compilation, and writes RECORD. It ends at once when the main process does: systemd 252 waits for an
-ExecStartPost= even when what it waits for has died.
+``readiness.py completion SECONDS RECORD`` waits for one real completion (of a model that has none, for an embedding or
+what else it makes of a text), asks one request of every kind so that no user waits for a compilation, and writes
+RECORD. It ends at once when the main process does: systemd 252 waits for an ExecStartPost= even when what it waits for
+has died.
 
 What to ask comes from the unit's environment file: ONPREM_VLLM_GENERATION, _URL, _MODEL, _GPUS, _TLS_CERTIFICATE and
 VLLM_API_KEY.
@@ -41,6 +42,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 ASKED_TOKENS = 8
+COMPLETIONS = "/v1/completions"
+# The ways to a first answer, with what it is called and where it stands. vLLM has those paths that its model can answer
+# (entrypoints/openai/api_server.py, build_app): completions where it generates; embeddings where it embeds; pooling
+# beside them, and alone where it only ranks, classifies or gives a vector for each token.
+WAYS: dict[str, tuple[str, tuple[str, int, str]]] = {
+    COMPLETIONS: ("completion", ("choices", 0, "text")),
+    "/v1/embeddings": ("embedding", ("data", 0, "embedding")),
+    "/pooling": ("pooling", ("data", 0, "data")),
+}
+NO_SUCH_PATH = 404  # and no such model
 # A server that is up and refuses like this does so for ever; 503 is an engine that is not there yet.
 FINAL_STATUS = range(400, 600)
 PASSING_STATUS = frozenset({408, 425, 429, 503})
@@ -221,7 +232,7 @@ def _quiet(words: list[str]) -> None:
 
 
 def wait_for_completion(seconds: float, record: Path) -> None:
-    """Ask the instance for completions until one is answered, and write down how long that took.
+    """Ask the instance for a completion, or what its model has instead, until it answers, and write down how long.
 
     Raises:
         NotReady: the main process ended, the answer was wrong, or none came within ``seconds``.
@@ -236,18 +247,19 @@ def wait_for_completion(seconds: float, record: Path) -> None:
         try:
             _in_time(_healthy, process, until)
             asked = time.monotonic()
-            text = _in_time(_completion, process, until)
+            way = _in_time(_first_answer, process, until)
             break
         except StillStarting as reason:
             last = str(reason)
             time.sleep(0.25)
     completion_seconds = round(time.monotonic() - asked, 3)
-    print(f"readiness: model {os.environ.get('ONPREM_VLLM_MODEL', '')} answered {len(text)} characters", flush=True)
-    warmed = warm_up(process, until)
+    print(f"readiness: model {os.environ.get('ONPREM_VLLM_MODEL', '')} answered {way}", flush=True)
+    warmed = warm_up(way, process, until)
     found = {
         "generation": os.environ.get("ONPREM_VLLM_GENERATION", ""),
         "model": os.environ.get("ONPREM_VLLM_MODEL", ""),
         "seconds": round(process.age_s(), 2),
+        "path": way,
         "completion_seconds": completion_seconds,
         "warm_up": warmed,
         "answered": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -255,10 +267,10 @@ def wait_for_completion(seconds: float, record: Path) -> None:
         "pid": process.pid,
     }
     _write(record, json.dumps(found, indent=2, sort_keys=True) + "\n")
-    print(f"readiness: ready after {found['seconds']} s, of which {completion_seconds} s for the first completion")
+    print(f"readiness: ready after {found['seconds']} s, of which {completion_seconds} s for the first answer")
 
 
-def warm_up(process: MainProcess, until: float) -> dict[str, object]:
+def warm_up(way: str, process: MainProcess, until: float) -> dict[str, object]:
     """Ask one request of each kind; seconds each took, or why it was skipped. None of them decides about readiness.
 
     The first request of a kind compiles: on the CPU top-k sampling took 14.5 s and then 0.02, on an H200 a burst 1.26 s
@@ -267,8 +279,8 @@ def warm_up(process: MainProcess, until: float) -> dict[str, object]:
     Raises:
         NotReady: the main process ended, or the engine did not survive a request that users may send too.
     """
-    warmed: dict[str, object] = {}
-    for kind, ask in _kinds(batched_tokens(Path(f"/proc/{process.pid}"))).items():
+    warmed: dict[str, object] = {} if way == COMPLETIONS else {"completions and chats": "skipped: the model has none"}
+    for kind, ask in _kinds(way, batched_tokens(Path(f"/proc/{process.pid}"))).items():
         began = time.monotonic()
         try:
             if until - began < LEAST_S:
@@ -306,11 +318,10 @@ def batched_tokens(process: Path) -> int:
     return int(float(size[1]) * SIZES[size[2]]) if size else BATCHED_TOKENS
 
 
-def _kinds(batched: int) -> dict[str, Ask]:
+def _kinds(way: str, batched: int) -> dict[str, Ask]:
     """A request of each kind that compiles something of its own, by the kind's name."""
     model = os.environ.get("ONPREM_VLLM_MODEL", "")
     question = "Name the capitals of three countries."
-    short: dict[str, object] = {"model": model, "prompt": question, "max_tokens": ASKED_TOKENS, "ignore_eos": True}
 
     def post(path: str, content: dict[str, object], until: float) -> str:
         if time.monotonic() >= until:  # nobody waits any more for the next one of several
@@ -320,8 +331,8 @@ def _kinds(batched: int) -> dict[str, Ask]:
             raise StillStarting(f"{path} answers {status}: {_short(body)}")
         return body
 
-    def completion(**more: object) -> Ask:
-        return lambda until: post("/v1/completions", {**short, **more}, until)
+    def request(**more: object) -> Ask:
+        return lambda until: post(way, {**_question(way, question), **more}, until)
 
     def chat(**more: object) -> Ask:
         asked = [{"role": "user", "content": question}]
@@ -337,7 +348,7 @@ def _kinds(batched: int) -> dict[str, Ask]:
 
     def prompt(token: int, length: int, until: float) -> str:
         # The smallest tokens exist in every vocabulary; as numbers the prompt has exactly this length.
-        return post("/v1/completions", {**short, "prompt": [token] * length}, until)
+        return post(way, _question(way, [token] * length), until)
 
     def prompt_sizes(until: float) -> str:
         longest = min(room(until), batched)
@@ -376,31 +387,36 @@ def _kinds(batched: int) -> dict[str, Ask]:
 
         return burst
 
+    of_any_model: dict[str, Ask] = {
+        "prompt sizes": prompt_sizes,
+        "long prompt": lambda until: prompt(1, min(room(until), batched), until),
+        "burst": at_once(request()),
+    }
+    if way != COMPLETIONS:
+        return of_any_model
     # With ignore_eos vLLM goes on behind the end of the JSON and answers 500: the grammar allows nothing there.
-    structured = completion(response_format={"type": "json_object"}, ignore_eos=False)
+    structured = request(response_format={"type": "json_object"}, ignore_eos=False)
     return {
-        "top-k": completion(temperature=1, top_k=20),
-        "seeded top-p": completion(temperature=1, top_p=0.9, seed=1),
-        "log-probabilities": completion(temperature=0, logprobs=1),
-        "penalties": completion(temperature=1, presence_penalty=0.5, repetition_penalty=1.1),
+        "top-k": request(temperature=1, top_k=20),
+        "seeded top-p": request(temperature=1, top_p=0.9, seed=1),
+        "log-probabilities": request(temperature=0, logprobs=1),
+        "penalties": request(temperature=1, presence_penalty=0.5, repetition_penalty=1.1),
         # By itself: with speculative decoding vLLM refuses it.
-        "min-p": completion(temperature=1, min_p=0.05),
+        "min-p": request(temperature=1, min_p=0.05),
         "structured output": structured,
         "chat": chat(),
         "streamed chat": chat(stream=True),
         # Without a parser, and with a model of text alone, vLLM refuses these two with the reason.
         "tool call": chat(tools=[TOOL]),
         "image": chat(messages=[_with_image()]),
-        "prompt sizes": prompt_sizes,
-        "long prompt": lambda until: prompt(1, min(room(until), batched), until),
-        "burst": at_once(completion()),
-        "burst with top-k": at_once(completion(temperature=1, top_k=20, top_p=1)),
-        "burst with top-p": at_once(completion(temperature=1, top_k=0, top_p=0.9)),
-        "burst with both": at_once(completion(temperature=1, top_k=20, top_p=0.9)),
-        "burst with log-probabilities": at_once(completion(temperature=0, logprobs=1)),
+        **of_any_model,
+        "burst with top-k": at_once(request(temperature=1, top_k=20, top_p=1)),
+        "burst with top-p": at_once(request(temperature=1, top_k=0, top_p=0.9)),
+        "burst with both": at_once(request(temperature=1, top_k=20, top_p=0.9)),
+        "burst with log-probabilities": at_once(request(temperature=0, logprobs=1)),
         # All of a step in one grammar, and some of it, are two kernels.
         "burst of structured output": at_once(structured),
-        "mixed burst": at_once(structured, completion()),
+        "mixed burst": at_once(structured, request()),
     }
 
 
@@ -492,31 +508,47 @@ def _healthy(until: float) -> str:
     return ""
 
 
-def _completion(until: float) -> str:
-    """The text of one completion.
+def _question(way: str, text: str | list[int]) -> dict[str, object]:
+    """What is asked of a text, or of the tokens of one."""
+    model = os.environ.get("ONPREM_VLLM_MODEL", "")
+    if way != COMPLETIONS:
+        return {"model": model, "input": text}
+    # Random or instruction-tuned weights may end at once; the point is that tokens are produced.
+    return {"model": model, "prompt": text, "max_tokens": ASKED_TOKENS, "ignore_eos": True}
+
+
+def _first_answer(until: float) -> str:
+    """The first of the ways that there is, once it was answered.
 
     Raises:
         NotReady: refused, from another model, or empty.
     """
     model = os.environ.get("ONPREM_VLLM_MODEL", "")
-    asked = {"model": model, "prompt": "The capital of France is", "max_tokens": ASKED_TOKENS, "temperature": 0}
-    # Random or instruction-tuned weights may end at once; the point is that tokens are produced.
-    status, body = _request("/v1/completions", {**asked, "ignore_eos": True}, until)
-    if status in PASSING_STATUS:
-        raise StillStarting(f"/v1/completions answers {status}")
+    said = []
+    for way in WAYS:
+        asked = _question(way, "The capital of France is")
+        status, body = _request(way, {**asked, "temperature": 0} if way == COMPLETIONS else asked, until)
+        if status in PASSING_STATUS:
+            raise StillStarting(f"{way} answers {status}")
+        said.append((way, status, body))
+        if status != NO_SUCH_PATH:
+            break
+    else:  # none of them: the first answer names the model where it is that which is not there
+        way, status, body = said[0]
+    name, place = WAYS[way]
     if status in FINAL_STATUS:
-        raise NotReady(f"the first completion was answered {status}: {_short(body)}.{_remedy(status, model, until)}")
+        raise NotReady(f"the first {name} was answered {status}: {_short(body)}.{_remedy(status, model, until)}")
     try:
         answer = json.loads(body)
         answered_by = answer["model"]
-        text = answer["choices"][0]["text"]
+        found = answer[place[0]][place[1]][place[2]]
     except (ValueError, LookupError, TypeError):
-        raise NotReady(f"the first completion is no completion: {_short(body)}.") from None
+        raise NotReady(f"the first {name} is no {name}: {_short(body)}.") from None
     if answered_by != model:
         raise NotReady(f"model {answered_by!r} answered where {model!r} was expected: another server holds the port.")
-    if not isinstance(text, str) or not text:
-        raise NotReady(f"the first completion is empty: {_short(body)}.")
-    return text
+    if not isinstance(found, str if way == COMPLETIONS else list) or not found:
+        raise NotReady(f"the first {name} is empty: {_short(body)}.")
+    return way
 
 
 def _remedy(status: int, model: str, until: float) -> str:
