@@ -416,6 +416,103 @@ def test_a_driver_that_is_not_installed_is_told() -> None:
     assert "nvidia-smi cannot be run" in done.stderr
 
 
+MEMORY = """#!/bin/sh
+case $1 in --query-gpu=index,uuid,memory.used,memory.total) ;; *) exit 9 ;; esac
+[ "$2" = --format=csv,noheader,nounits ] || exit 9
+rest=$(tail -n +2 {queue}); head -n 1 {queue} | tr ';' '\\n'
+[ -z "$rest" ] || printf '%s\\n' "$rest" > {queue}
+"""
+IDLE, TAKEN = "4, 143771", "21007, 143771"
+
+
+def memory_of(directory: Path, *looks: tuple[str, ...]) -> str:
+    """A PATH with an nvidia-smi that tells used and whole memory of each GPU, look by look, the last one for ever."""
+    queue, program = directory / "queue", directory / "nvidia-smi"
+    lines = (";".join(f"{at}, GPU-{'abcd'[at] * 4}, {memory}" for at, memory in enumerate(look)) for look in looks)
+    queue.write_text("\n".join(lines) + "\n")
+    program.write_text(MEMORY.format(queue=queue))
+    program.chmod(0o755)
+    return f"{directory}:/usr/bin:/bin"
+
+
+def devices(path: str, seconds: str = "30", share: str = "0.92", count: str = "1", **more: str):
+    asked = {"ONPREM_VLLM_GPU_MEMORY_UTILIZATION": share, "ONPREM_VLLM_GPU_COUNT": count}
+    return step("devices", seconds, PATH=path, **asked, **more)
+
+
+def test_a_start_waits_until_the_memory_of_its_gpus_is_free_and_no_longer(tmp_path: Path) -> None:
+    """The driver gives a dead engine's memory back after a while; vLLM refuses to start before."""
+    path = memory_of(tmp_path, (TAKEN, IDLE), (TAKEN, TAKEN), (IDLE, IDLE), (TAKEN, TAKEN))
+    done = devices(path, count="2", seconds="600")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        done.stdout == "readiness: GPU memory is free: 143767 of 143771 MiB on GPU 0, 143767 of 143771 MiB on GPU 1\n"
+    )
+    assert (tmp_path / "queue").read_text() == f"0, GPU-aaaa, {TAKEN};1, GPU-bbbb, {TAKEN}\n", "three looks"
+
+
+def test_memory_that_others_keep_is_told_and_stops_no_start(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    done = devices(memory_of(tmp_path, (IDLE, TAKEN)), seconds="2", count="2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "GPU 1 lacks 9505 MiB (122764 of 143771 are free); vLLM, which asks for 0.92 of each, is" in done.stdout
+    assert "GPU 0" not in done.stdout
+    assert time.monotonic() - begun > 2
+    assert named_causes(done.stdout.splitlines(), compiled(known_causes())) == [], "vLLM's own error tells"
+
+
+@pytest.mark.parametrize(("share", "free"), [("0.85", True), ("0.86", False)])
+def test_it_is_vllms_own_share_that_must_be_free(tmp_path: Path, share: str, free: bool) -> None:
+    done = devices(memory_of(tmp_path, (TAKEN,)), seconds="0", share=share)
+    assert ("GPU memory is free" in done.stdout) is free
+
+
+def test_of_gpus_that_it_does_not_name_an_instance_takes_the_first(tmp_path: Path) -> None:
+    assert "GPU memory is free" in devices(memory_of(tmp_path, (IDLE, TAKEN)), seconds="0").stdout
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "said"),
+    [
+        (["1"], 1, "GPU 1 lacks"),
+        (["GPU-bbbb"], 1, "GPU 1 lacks"),
+        (["0"], 1, "is free: 143767 of 143771 MiB on GPU 0\n"),
+        (["2", "1"], 1, "is free: 143767 of 143771 MiB on GPU 2\n"),
+        (["2", "1"], 2, "GPU 1 lacks"),
+        (["MIG-aaaa"], 1, ""),
+    ],
+)
+def test_only_the_instances_own_gpus_count(tmp_path: Path, monkeypatch, capsys, gpus, count, said) -> None:
+    """This machine has no device nodes of GPUs, so what follows on them is called by itself."""
+    monkeypatch.setenv("PATH", memory_of(tmp_path, (IDLE, TAKEN, IDLE)))
+    runpy.run_path(str(READINESS))["wait_for_memory"](gpus, count, 0.92, time.monotonic())
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert bool(printed) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("echo NVIDIA-SMI has failed; exit 9", "NVIDIA-SMI has failed"),
+        ("exec sleep 60", "did not answer in 1 s"),
+        ("echo '0, GPU-aaaa, [N/A], [N/A]'", "[N/A]"),
+    ],
+)
+def test_an_nvidia_smi_that_tells_nothing_stops_no_start(tmp_path: Path, program: str, said: str) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = devices(f"{tmp_path}:/usr/bin:/bin", seconds="1")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    assert done.stdout.startswith("readiness: how much GPU memory is free cannot be told")
+    assert said in done.stdout
+
+
+def test_an_instance_on_the_cpu_waits_for_no_gpu(tmp_path: Path) -> None:
+    done = step("devices", "0", PATH=memory_of(tmp_path, (TAKEN,)))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 TWO_HOSTS = """
 unshare --net sleep 60 & far=$!
 trap 'kill $far %%' EXIT

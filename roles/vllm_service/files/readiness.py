@@ -2,7 +2,8 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """The steps of a vLLM unit before and after its start; standard library only, run by systemd as root.
 
-``readiness.py devices SECONDS`` waits for the device nodes of the instance's GPUs.
+``readiness.py devices SECONDS`` waits for the device nodes of the instance's GPUs, and until the memory is free that
+vLLM will ask for.
 ``readiness.py caches`` removes compiled graphs that a killed process left half written; run as the service itself.
 ``readiness.py shut INSTANCE`` lets nobody but this host's root reach the instance's port, ``open INSTANCE`` everybody
 whom the firewall lets in.
@@ -11,8 +12,8 @@ what else it makes of a text), asks one request of every kind so that no user wa
 RECORD. It ends at once when the main process does: systemd 252 waits for an ExecStartPost= even when what it waits for
 has died.
 
-What to ask comes from the unit's environment file: ONPREM_VLLM_GENERATION, _URL, _MODEL, _GPUS, _TLS_CERTIFICATE and
-VLLM_API_KEY.
+What to ask comes from the unit's environment file: ONPREM_VLLM_GENERATION, _URL, _MODEL, _GPUS, _GPU_COUNT,
+_GPU_MEMORY_UTILIZATION, _TLS_CERTIFICATE and VLLM_API_KEY.
 """
 
 from __future__ import annotations
@@ -89,7 +90,13 @@ def main(words: list[str]) -> int:
     """Run one step; its exit status is the unit's verdict, its message goes to the journal."""
     try:
         if len(words) == 2 and words[0] == "devices":
-            wait_for_devices(os.environ.get("ONPREM_VLLM_GPUS", ""), float(words[1]))
+            signal.signal(signal.SIGINT, _stop)
+            seconds = float(words[1])
+            until = time.monotonic() + seconds
+            gpus = [gpu for gpu in os.environ.get("ONPREM_VLLM_GPUS", "").split(",") if gpu]
+            wait_for_devices(gpus, seconds)
+            if share := os.environ.get("ONPREM_VLLM_GPU_MEMORY_UTILIZATION"):  # on the CPU nobody asks for any
+                wait_for_memory(gpus, int(os.environ["ONPREM_VLLM_GPU_COUNT"]), float(share), until)
         elif words == ["caches"]:
             if root := os.environ.get("VLLM_CACHE_ROOT"):  # the plan's; without one it lies where nobody said
                 clear_half_written(Path(root))
@@ -110,7 +117,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pause_s: float = 1.0) -> None:
+def wait_for_devices(gpus: list[str], seconds: float, nodes: Path = Path("/dev"), pause_s: float = 1.0) -> None:
     """Return once nvidia-smi lists every wanted GPU and the unified-memory node exists; at once where none is wanted.
 
     At boot the unit may come before the driver has made its nodes; as root, nvidia-modprobe makes the missing one.
@@ -118,8 +125,6 @@ def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pa
     Raises:
         NotReady: not within ``seconds``.
     """
-    signal.signal(signal.SIGINT, _stop)
-    gpus = [gpu for gpu in wanted.split(",") if gpu]
     until = time.monotonic() + seconds
     while gpus:
         listed, said = _listed_gpus(max(1.0, min(20.0, until - time.monotonic())))
@@ -137,6 +142,37 @@ def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pa
                 " nvidia-persistenced.service."
             )
         time.sleep(pause_s)
+
+
+def wait_for_memory(gpus: list[str], count: int, share: float, until: float, pause_s: float = 1.0) -> None:
+    """Return once a share of the memory of these GPUs is free, of the host's first ``count`` where none is named.
+
+    The driver gives back a dead process's memory a while later, and vLLM refuses to start with less than its share
+    (request_memory in 0.28.0). When time is up it is started all the same: its own error is a cause that doctor knows.
+    """
+    if any(gpu.startswith("MIG-") for gpu in gpus):
+        return  # nvidia-smi tells what of a whole GPU is in use
+    while True:
+        found, said = _gpu_memory(max(1.0, min(20.0, until - time.monotonic())))
+        wanted = (gpus or [index for index, *_unused in found])[:count]
+        ours = [(index, int(used), int(total)) for index, name, used, total in found if {index, name} & {*wanted}]
+        if not ours:
+            print(f"readiness: how much GPU memory is free cannot be told, vLLM is started: {said}", flush=True)
+            return
+        lacking = [
+            f"GPU {index} lacks {share * total - (total - used):.0f} MiB ({total - used} of {total} are free)"
+            for index, used, total in ours
+            if total - used < share * total
+        ]
+        if not lacking or time.monotonic() >= until:
+            break
+        time.sleep(pause_s)
+    if lacking:
+        asked = f"vLLM, which asks for {share:g} of each, is started all the same"
+        print(f"readiness: GPU memory is not free: {'; '.join(lacking)}; {asked}", flush=True)
+    else:
+        free = ", ".join(f"{total - used} of {total} MiB on GPU {index}" for index, used, total in ours)
+        print(f"readiness: GPU memory is free: {free}", flush=True)
 
 
 def clear_half_written(root: Path) -> None:
@@ -205,9 +241,25 @@ def _stop(*_unused: object) -> None:
 
 def _listed_gpus(timeout_s: float) -> tuple[set[str], str]:
     """Indexes and UUIDs of ``nvidia-smi -L``, and what is wrong where it lists none."""
+    listed, said = _nvidia_smi(timeout_s, "-L")
+    found = set()
+    for index, identity in re.findall(r"^GPU (\d+):.*\(UUID: ([^)]+)\)", listed, re.MULTILINE):
+        found |= {index, identity}
+    return found, said
+
+
+def _gpu_memory(timeout_s: float) -> tuple[list[tuple[str, str, str, str]], str]:
+    """Index, UUID, used and whole memory in MiB of each GPU, and what is wrong where none tells them."""
+    asked = ("--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
+    told, said = _nvidia_smi(timeout_s, *asked)
+    return re.findall(r"^(\d+), (\S+), (\d+), (\d+)$", told, re.MULTILINE), said
+
+
+def _nvidia_smi(timeout_s: float, *words: str) -> tuple[str, str]:
+    """What it prints, and what to say where that is not what was asked for."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", "-L"],
+            ["nvidia-smi", *words],
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -215,13 +267,10 @@ def _listed_gpus(timeout_s: float) -> tuple[set[str], str]:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return set(), f"nvidia-smi -L did not answer in {timeout_s:.0f} s"
+        return "", f"nvidia-smi {words[0]} did not answer in {timeout_s:.0f} s"
     except OSError as error:
-        return set(), f"nvidia-smi cannot be run ({error.strerror})"
-    found = set()
-    for index, identity in re.findall(r"^GPU (\d+):.*\(UUID: ([^)]+)\)", done.stdout, re.MULTILINE):
-        found |= {index, identity}
-    return found, (done.stderr or done.stdout).strip() or "nvidia-smi -L lists no GPU"
+        return "", f"nvidia-smi cannot be run ({error.strerror})"
+    return done.stdout, _short(done.stderr or done.stdout) or f"nvidia-smi {words[0]} lists no GPU"
 
 
 def _quiet(words: list[str]) -> None:
