@@ -169,7 +169,7 @@ def build(entry: Mapping[str, object]) -> Instance:
     """An Instance from the module's parameters, with the variables its unit's own steps read.
 
     ``name``, ``release_path``, ``serve``, ``unit``, ``environment``, ``secrets``, ``host``, ``port``, ``gpus``,
-    ``served_model_name`` and ``tls_certificate`` are read.
+    ``gpu_memory``, ``served_model_name`` and ``tls_certificate`` are read.
     """
     host = str(entry["host"])
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104
@@ -182,6 +182,8 @@ def build(entry: Mapping[str, object]) -> Instance:
         f"{RESERVED}MODEL": str(entry["served_model_name"]),
         f"{RESERVED}GPUS": ",".join(gpus),
     }
+    if memory := _mapping(entry.get("gpu_memory")):
+        own |= {f"{RESERVED}GPU_COUNT": memory["gpus"], f"{RESERVED}GPU_MEMORY_UTILIZATION": memory["utilization"]}
     if certificate:
         own[f"{RESERVED}TLS_CERTIFICATE"] = str(certificate)
     return Instance(

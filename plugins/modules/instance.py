@@ -63,6 +63,20 @@ options:
         type: list
         elements: str
         default: []
+      gpu_memory:
+        description:
+          - What vLLM asks of its GPUs' memory. A start waits, within O(device_timeout_s), until that is free.
+          - Not waited for without it.
+        type: dict
+        suboptions:
+          gpus:
+            description: How many GPUs it uses; of those in O(instances[].gpus), or of the host's, the first ones.
+            type: int
+            required: true
+          utilization:
+            description: The share of each that it asks for (C(gpu-memory-utilization)).
+            type: float
+            required: true
       tls_certificate:
         description: Certificate it serves with, where it speaks TLS itself. The readiness step accepts this one alone.
         type: path
@@ -106,7 +120,7 @@ options:
     type: int
     default: 120
   device_timeout_s:
-    description: Seconds the unit waits for device nodes.
+    description: Seconds the unit waits for device nodes, and for the GPUs' memory to be free.
     type: int
     default: 60
   keep:
@@ -207,6 +221,13 @@ INSTANCE = {
     "host": {"type": "str", "default": "0.0.0.0"},  # noqa: S104 - the firewall decides who reaches it
     "port": {"type": "int", "required": True},
     "gpus": {"type": "list", "elements": "str", "default": []},
+    "gpu_memory": {
+        "type": "dict",
+        "options": {
+            "gpus": {"type": "int", "required": True},
+            "utilization": {"type": "float", "required": True},
+        },
+    },
     "tls_certificate": {"type": "path"},
 }
 

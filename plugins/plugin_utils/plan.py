@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from . import serve_catalogue
 from .catalogue import COLLECTION, inventory_spec, read_yaml
 from .flashinfer_set import CUBIN, VERSION_CHECK_SWITCH
-from .memory_estimate import CPU_CACHE, UNSURE_SHARE, cpu_cache_gib, host_memory_gib, settings_of
+from .memory_estimate import CPU_CACHE, UNSURE_SHARE, UTILISATION, cpu_cache_gib, host_memory_gib, settings_of
 from .patch_catalogue import Patch, PatchCatalogueError, load_patches, patches_for
 from .plan_conflicts import (
     account_problems,
@@ -377,6 +377,9 @@ class _Composition:
             ("secrets", f"vllm_secrets.{name}" if secrets else "collection"),
         ):
             origins.setdefault((part,), otherwise)
+        gpu_memory = _gpu_memory(serve, release)
+        if gpu_memory:
+            origins["gpu_memory",] = origins.get(("serve", "gpu-memory-utilization"), f"release {release.name}")
         for path, origin in origins.items():
             self.origins[".".join(("instances", name, *path))] = origin
         return {
@@ -389,6 +392,7 @@ class _Composition:
             "host": address,
             "port": port,
             "gpus": gpus,
+            **gpu_memory,
             "serve": {**fixed, **serve},
             "environment": dict(sorted(environment.items())),
             "secrets": secrets,
@@ -1603,6 +1607,14 @@ def gpus_of(serve: Mapping[str, Any]) -> int:
     """GPUs that an instance takes by its arguments; sizes that are none count as one."""
     sizes = [serve.get(flag) for flag in PARALLEL_SIZES]
     return math.prod(size for size in sizes if isinstance(size, int) and 0 < size <= LARGEST_SIZE)
+
+
+def _gpu_memory(serve: Mapping[str, Any], release: Release) -> dict[str, Any]:
+    """What vLLM asks of the memory of how many GPUs as it starts (vllm/v1/worker/utils.py, request_memory)."""
+    if release.variant == "cpu":
+        return {}
+    share = serve.get("gpu-memory-utilization", UTILISATION)
+    return {"gpu_memory": {"gpus": gpus_of(serve), "utilization": share}}
 
 
 def _is_json(value: Any) -> bool:

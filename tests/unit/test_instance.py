@@ -234,6 +234,12 @@ def test_the_readiness_step_asks_where_the_instance_listens(host: str, url: str)
     assert build(entry(host=host)).content.environment["ONPREM_VLLM_URL"] == url
 
 
+def test_a_start_knows_how_much_memory_of_how_many_gpus_to_wait_for() -> None:
+    found = build(entry(gpu_memory={"gpus": 8, "utilization": 0.95})).content.environment
+    assert (found["ONPREM_VLLM_GPU_COUNT"], found["ONPREM_VLLM_GPU_MEMORY_UTILIZATION"]) == ("8", "0.95")
+    assert not [name for name in build(entry(gpu_memory=None)).content.environment if "GPU_" in name], "on the CPU"
+
+
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-a", ".a", "a/b", "a@b", "a" * 65, "a\n", "ä"])
 def test_a_name_that_is_no_unit_name_is_refused(name: str) -> None:
     with pytest.raises(InstancesRefused, match="becomes a systemd unit"):

@@ -162,6 +162,16 @@ def test_precedence_and_origins() -> None:
     assert origins["instances.glm.serve.port"] == "instance glm"
 
 
+def test_what_a_start_asks_of_the_memory_of_its_gpus() -> None:
+    gemma = {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [3]}
+    of_two = {**gemma, "gpus": [2, 3], "serve": {"tensor-parallel-size": 2, "gpu-memory-utilization": None}}
+    for wanted, asked in ((gemma, {"gpus": 1, "utilization": 0.93}), (of_two, {"gpus": 2, "utilization": 0.92})):
+        made = plan(GPU, vllm_instances={"gemma": wanted})
+        assert made["instances"][0]["gpu_memory"] == asked
+        assert made["origins"]["instances.gemma.gpu_memory"]
+    assert "gpu_memory" not in plan(TINY, ("vllm",), **SITE)["instances"][0]
+
+
 def test_every_leaf_of_an_instance_has_an_origin() -> None:
     made = plan(GPU, vllm_instances={"gemma": {"profile": "gemma-4-26b-l40s", "port": 8000, "gpus": [3]}})
     for part in ("serve", "environment"):

@@ -196,15 +196,37 @@ def test_a_warm_up_that_runs_out_of_time_is_ready_with_requests_still_open(serve
 
     def answer(_path: str, content: dict[str, Any], _headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
         if content.get("min_p"):
-            over.wait(30)
+            over.wait(60)
         return 200, WORKING
 
-    done = ready(serve(answer), main_process, tmp_path / "record", "4")
+    done = ready(serve(answer), main_process, tmp_path / "record", "30")
     over.set()
     assert (done.returncode, done.stderr) == (0, "")
     assert "ready after" in done.stdout
     warmed = json.loads((tmp_path / "record").read_text())["warm_up"]
     assert warmed["min-p"] == "skipped: it accepted a request and did not answer"
+    assert isinstance(warmed["structured output"], float), "one kind that hangs leaves time to the next"
+
+
+def test_what_no_time_is_left_for_is_not_asked_and_told_as_such(serve, main_process, tmp_path: Path) -> None:
+    over = threading.Event()
+    asked: list[dict[str, Any]] = []
+
+    def answer(_path: str, content: dict[str, Any], _headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        if content:
+            asked.append(content)
+        if len(asked) > 1:  # readiness itself is answered
+            over.wait(60)
+        return 200, WORKING
+
+    done = ready(serve(answer), main_process, tmp_path / "record", "12")
+    over.set()
+    assert (done.returncode, done.stderr) == (0, "")
+    warmed = json.loads((tmp_path / "record").read_text())["warm_up"]
+    hung = [kind for kind, said in warmed.items() if said == "skipped: it accepted a request and did not answer"]
+    assert 1 <= len(hung) <= 4, "each gets half of what the ones before left"
+    assert {said for kind, said in warmed.items() if kind not in hung} == {"skipped: no time left"}
+    assert len(asked) == 1 + len(hung), "no burst is sent for nobody to wait for"
 
 
 def test_an_engine_that_a_warm_up_request_kills_is_not_ready(serve, main_process, tmp_path: Path) -> None:
@@ -247,6 +269,57 @@ def test_a_wrong_answer_ends_it_at_once_with_its_reason(serve, main_process, tmp
     assert cause["id"] == ("start-port-taken" if "port" in said else "start-no-completion")
     assert not (tmp_path / "r.json").exists()
     assert time.monotonic() - begun < 15
+
+
+POOLED = {
+    "/v1/embeddings": {"model": "tiny", "data": [{"embedding": [0.1, -0.2]}]},
+    "/pooling": {"model": "tiny", "data": [{"data": [[0.1], [0.2]]}]},
+}
+
+
+@pytest.mark.parametrize("paths", [("/v1/embeddings", "/pooling"), ("/pooling",)])
+def test_a_model_without_completions_is_ready_by_what_it_has(serve, main_process, tmp_path: Path, paths) -> None:
+    """vLLM has the paths that its model can answer, and 404 for the others."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def answer(path: str, content: dict[str, Any], _headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        if content:
+            asked.append((path, content))
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "tiny", "max_model_len": 512}]}
+        return (200, POOLED.get(path, {})) if path in (*paths, "/health") else (404, {"detail": "Not Found"})
+
+    done = ready(serve(answer), main_process, tmp_path / "record", seconds="100")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"model tiny answered {paths[0]}" in done.stdout
+    assert "completions and chats skipped: the model has none" in done.stdout
+    record = json.loads((tmp_path / "record").read_text())
+    assert record["path"] == paths[0]
+    assert {*record["warm_up"]} == {"completions and chats", "prompt sizes", "long prompt", "burst"}
+    warm = [content["input"] for path, content in asked if path == paths[0]][1:]
+    assert [len(text) for text in warm if isinstance(text, list)] == [127, 128, 255, 256, 504]
+    assert len([text for text in warm if isinstance(text, str)]) == 16
+    assert all(content.keys() == {"model", "input"} for path, content in asked if path == paths[0])
+    assert len([path for path, _unused in asked if path != paths[0]]) <= 2, "no completion is asked of it in vain"
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "said"),
+    [
+        (200, {"model": "tiny", "data": [{"embedding": []}]}, "the first embedding is empty"),
+        (200, {"model": "tiny", "data": []}, "the first embedding is no embedding"),
+        (200, {**POOLED["/v1/embeddings"], "model": "another"}, "another server holds the port"),
+        (400, {"error": "too long"}, "the first embedding was answered 400"),
+    ],
+)
+def test_a_wrong_embedding_is_told_as_one(serve, main_process, tmp_path: Path, status, content, said) -> None:
+    def answer(path: str, *_unused: object) -> tuple[int, dict[str, Any]]:
+        return {"/health": (200, {}), "/v1/embeddings": (status, content)}.get(path, (404, {"detail": "Not Found"}))
+
+    done = ready(serve(answer), main_process, tmp_path / "record")
+    assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+    (cause,) = named_causes(done.stderr.splitlines(), compiled(known_causes()))
+    assert cause["id"] == ("start-port-taken" if "port" in said else "start-no-completion")
 
 
 def test_it_waits_while_the_engine_is_not_there_yet(serve, main_process, tmp_path: Path) -> None:
@@ -343,6 +416,103 @@ def test_a_driver_that_is_not_installed_is_told() -> None:
     assert "nvidia-smi cannot be run" in done.stderr
 
 
+MEMORY = """#!/bin/sh
+case $1 in --query-gpu=index,uuid,memory.used,memory.total) ;; *) exit 9 ;; esac
+[ "$2" = --format=csv,noheader,nounits ] || exit 9
+rest=$(tail -n +2 {queue}); head -n 1 {queue} | tr ';' '\\n'
+[ -z "$rest" ] || printf '%s\\n' "$rest" > {queue}
+"""
+IDLE, TAKEN = "4, 143771", "21007, 143771"
+
+
+def memory_of(directory: Path, *looks: tuple[str, ...]) -> str:
+    """A PATH with an nvidia-smi that tells used and whole memory of each GPU, look by look, the last one for ever."""
+    queue, program = directory / "queue", directory / "nvidia-smi"
+    lines = (";".join(f"{at}, GPU-{'abcd'[at] * 4}, {memory}" for at, memory in enumerate(look)) for look in looks)
+    queue.write_text("\n".join(lines) + "\n")
+    program.write_text(MEMORY.format(queue=queue))
+    program.chmod(0o755)
+    return f"{directory}:/usr/bin:/bin"
+
+
+def devices(path: str, seconds: str = "30", share: str = "0.92", count: str = "1", **more: str):
+    asked = {"ONPREM_VLLM_GPU_MEMORY_UTILIZATION": share, "ONPREM_VLLM_GPU_COUNT": count}
+    return step("devices", seconds, PATH=path, **asked, **more)
+
+
+def test_a_start_waits_until_the_memory_of_its_gpus_is_free_and_no_longer(tmp_path: Path) -> None:
+    """The driver gives a dead engine's memory back after a while; vLLM refuses to start before."""
+    path = memory_of(tmp_path, (TAKEN, IDLE), (TAKEN, TAKEN), (IDLE, IDLE), (TAKEN, TAKEN))
+    done = devices(path, count="2", seconds="600")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        done.stdout == "readiness: GPU memory is free: 143767 of 143771 MiB on GPU 0, 143767 of 143771 MiB on GPU 1\n"
+    )
+    assert (tmp_path / "queue").read_text() == f"0, GPU-aaaa, {TAKEN};1, GPU-bbbb, {TAKEN}\n", "three looks"
+
+
+def test_memory_that_others_keep_is_told_and_stops_no_start(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    done = devices(memory_of(tmp_path, (IDLE, TAKEN)), seconds="2", count="2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "GPU 1 lacks 9505 MiB (122764 of 143771 are free); vLLM, which asks for 0.92 of each, is" in done.stdout
+    assert "GPU 0" not in done.stdout
+    assert time.monotonic() - begun > 2
+    assert named_causes(done.stdout.splitlines(), compiled(known_causes())) == [], "vLLM's own error tells"
+
+
+@pytest.mark.parametrize(("share", "free"), [("0.85", True), ("0.86", False)])
+def test_it_is_vllms_own_share_that_must_be_free(tmp_path: Path, share: str, free: bool) -> None:
+    done = devices(memory_of(tmp_path, (TAKEN,)), seconds="0", share=share)
+    assert ("GPU memory is free" in done.stdout) is free
+
+
+def test_of_gpus_that_it_does_not_name_an_instance_takes_the_first(tmp_path: Path) -> None:
+    assert "GPU memory is free" in devices(memory_of(tmp_path, (IDLE, TAKEN)), seconds="0").stdout
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "said"),
+    [
+        (["1"], 1, "GPU 1 lacks"),
+        (["GPU-bbbb"], 1, "GPU 1 lacks"),
+        (["0"], 1, "is free: 143767 of 143771 MiB on GPU 0\n"),
+        (["2", "1"], 1, "is free: 143767 of 143771 MiB on GPU 2\n"),
+        (["2", "1"], 2, "GPU 1 lacks"),
+        (["MIG-aaaa"], 1, ""),
+    ],
+)
+def test_only_the_instances_own_gpus_count(tmp_path: Path, monkeypatch, capsys, gpus, count, said) -> None:
+    """This machine has no device nodes of GPUs, so what follows on them is called by itself."""
+    monkeypatch.setenv("PATH", memory_of(tmp_path, (IDLE, TAKEN, IDLE)))
+    runpy.run_path(str(READINESS))["wait_for_memory"](gpus, count, 0.92, time.monotonic())
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert bool(printed) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("echo NVIDIA-SMI has failed; exit 9", "NVIDIA-SMI has failed"),
+        ("exec sleep 60", "did not answer in 1 s"),
+        ("echo '0, GPU-aaaa, [N/A], [N/A]'", "[N/A]"),
+    ],
+)
+def test_an_nvidia_smi_that_tells_nothing_stops_no_start(tmp_path: Path, program: str, said: str) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = devices(f"{tmp_path}:/usr/bin:/bin", seconds="1")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+    assert done.stdout.startswith("readiness: how much GPU memory is free cannot be told")
+    assert said in done.stdout
+
+
+def test_an_instance_on_the_cpu_waits_for_no_gpu(tmp_path: Path) -> None:
+    done = step("devices", "0", PATH=memory_of(tmp_path, (TAKEN,)))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 TWO_HOSTS = """
 unshare --net sleep 60 & far=$!
 trap 'kill $far %%' EXIT
@@ -386,7 +556,10 @@ def test_a_port_that_cannot_be_shut_is_told_and_stops_no_start(tmp_path: Path) -
     nft.chmod(0o755)
     done = step("shut", "glm", PATH=f"{tmp_path}:/bin", ONPREM_VLLM_URL="http://127.0.0.1:8000")
     assert (done.returncode, "others reach the port" in done.stderr, "not permitted" in done.stderr) == (0, True, True)
-    assert step("shut", "glm", PATH="/nonexistent", ONPREM_VLLM_URL="http://127.0.0.1:8000").stderr == ""
+    without = step("shut", "glm", PATH="/nonexistent", ONPREM_VLLM_URL="http://127.0.0.1:8000")
+    assert without.returncode == 0
+    assert "others reach the port while the instance warms up: nft is not installed" in without.stderr
+    assert step("open", "glm", PATH="/nonexistent").stderr == "", "nothing was shut"
 
 
 def test_words_it_does_not_know_are_a_usage_error() -> None:

@@ -2,16 +2,18 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """The steps of a vLLM unit before and after its start; standard library only, run by systemd as root.
 
-``readiness.py devices SECONDS`` waits for the device nodes of the instance's GPUs.
+``readiness.py devices SECONDS`` waits for the device nodes of the instance's GPUs, and until the memory is free that
+vLLM will ask for.
 ``readiness.py caches`` removes compiled graphs that a killed process left half written; run as the service itself.
 ``readiness.py shut INSTANCE`` lets nobody but this host's root reach the instance's port, ``open INSTANCE`` everybody
 whom the firewall lets in.
-``readiness.py completion SECONDS RECORD`` waits for one real completion, asks one request of every kind so that no
-user waits for a compilation, and writes RECORD. It ends at once when the main process does: systemd 252 waits for an
-ExecStartPost= even when what it waits for has died.
+``readiness.py completion SECONDS RECORD`` waits for one real completion (of a model that has none, for an embedding or
+what else it makes of a text), asks one request of every kind so that no user waits for a compilation, and writes
+RECORD. It ends at once when the main process does: systemd 252 waits for an ExecStartPost= even when what it waits for
+has died.
 
-What to ask comes from the unit's environment file: ONPREM_VLLM_GENERATION, _URL, _MODEL, _GPUS, _TLS_CERTIFICATE and
-VLLM_API_KEY.
+What to ask comes from the unit's environment file: ONPREM_VLLM_GENERATION, _URL, _MODEL, _GPUS, _GPU_COUNT,
+_GPU_MEMORY_UTILIZATION, _TLS_CERTIFICATE and VLLM_API_KEY.
 """
 
 from __future__ import annotations
@@ -41,6 +43,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 ASKED_TOKENS = 8
+COMPLETIONS = "/v1/completions"
+# The ways to a first answer, with what it is called and where it stands. vLLM has those paths that its model can answer
+# (entrypoints/openai/api_server.py, build_app): completions where it generates; embeddings where it embeds; pooling
+# beside them, and alone where it only ranks, classifies or gives a vector for each token.
+WAYS: dict[str, tuple[str, tuple[str, int, str]]] = {
+    COMPLETIONS: ("completion", ("choices", 0, "text")),
+    "/v1/embeddings": ("embedding", ("data", 0, "embedding")),
+    "/pooling": ("pooling", ("data", 0, "data")),
+}
+NO_SUCH_PATH = 404  # and no such model
 # A server that is up and refuses like this does so for ever; 503 is an engine that is not there yet.
 FINAL_STATUS = range(400, 600)
 PASSING_STATUS = frozenset({408, 425, 429, 503})
@@ -60,7 +72,10 @@ PROMPT_SIZES_TOKENS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 8192)
 BURST = 16
 PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather now", "parameters": PLACE}}
+LEAST_S = 1.0  # less is no time to answer in
 IMAGE_SIDE = 448  # pixels; a multiple of 14, 16, 28 and 32, the patches of the usual vision encoders
+
+Ask = Callable[[float], str]  # a request, given until when its answer counts
 
 
 class Stopped(Exception):
@@ -75,7 +90,13 @@ def main(words: list[str]) -> int:
     """Run one step; its exit status is the unit's verdict, its message goes to the journal."""
     try:
         if len(words) == 2 and words[0] == "devices":
-            wait_for_devices(os.environ.get("ONPREM_VLLM_GPUS", ""), float(words[1]))
+            signal.signal(signal.SIGINT, _stop)
+            seconds = float(words[1])
+            until = time.monotonic() + seconds
+            gpus = [gpu for gpu in os.environ.get("ONPREM_VLLM_GPUS", "").split(",") if gpu]
+            wait_for_devices(gpus, seconds)
+            if share := os.environ.get("ONPREM_VLLM_GPU_MEMORY_UTILIZATION"):  # on the CPU nobody asks for any
+                wait_for_memory(gpus, int(os.environ["ONPREM_VLLM_GPU_COUNT"]), float(share), until)
         elif words == ["caches"]:
             if root := os.environ.get("VLLM_CACHE_ROOT"):  # the plan's; without one it lies where nobody said
                 clear_half_written(Path(root))
@@ -96,7 +117,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pause_s: float = 1.0) -> None:
+def wait_for_devices(gpus: list[str], seconds: float, nodes: Path = Path("/dev"), pause_s: float = 1.0) -> None:
     """Return once nvidia-smi lists every wanted GPU and the unified-memory node exists; at once where none is wanted.
 
     At boot the unit may come before the driver has made its nodes; as root, nvidia-modprobe makes the missing one.
@@ -104,8 +125,6 @@ def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pa
     Raises:
         NotReady: not within ``seconds``.
     """
-    signal.signal(signal.SIGINT, _stop)
-    gpus = [gpu for gpu in wanted.split(",") if gpu]
     until = time.monotonic() + seconds
     while gpus:
         listed, said = _listed_gpus(max(1.0, min(20.0, until - time.monotonic())))
@@ -123,6 +142,37 @@ def wait_for_devices(wanted: str, seconds: float, nodes: Path = Path("/dev"), pa
                 " nvidia-persistenced.service."
             )
         time.sleep(pause_s)
+
+
+def wait_for_memory(gpus: list[str], count: int, share: float, until: float, pause_s: float = 1.0) -> None:
+    """Return once a share of the memory of these GPUs is free, of the host's first ``count`` where none is named.
+
+    The driver gives back a dead process's memory a while later, and vLLM refuses to start with less than its share
+    (request_memory in 0.28.0). When time is up it is started all the same: its own error is a cause that doctor knows.
+    """
+    if any(gpu.startswith("MIG-") for gpu in gpus):
+        return  # nvidia-smi tells what of a whole GPU is in use
+    while True:
+        found, said = _gpu_memory(max(1.0, min(20.0, until - time.monotonic())))
+        wanted = (gpus or [index for index, *_unused in found])[:count]
+        ours = [(index, int(used), int(total)) for index, name, used, total in found if {index, name} & {*wanted}]
+        if not ours:
+            print(f"readiness: how much GPU memory is free cannot be told, vLLM is started: {said}", flush=True)
+            return
+        lacking = [
+            f"GPU {index} lacks {share * total - (total - used):.0f} MiB ({total - used} of {total} are free)"
+            for index, used, total in ours
+            if total - used < share * total
+        ]
+        if not lacking or time.monotonic() >= until:
+            break
+        time.sleep(pause_s)
+    if lacking:
+        asked = f"vLLM, which asks for {share:g} of each, is started all the same"
+        print(f"readiness: GPU memory is not free: {'; '.join(lacking)}; {asked}", flush=True)
+    else:
+        free = ", ".join(f"{total - used} of {total} MiB on GPU {index}" for index, used, total in ours)
+        print(f"readiness: GPU memory is free: {free}", flush=True)
 
 
 def clear_half_written(root: Path) -> None:
@@ -147,7 +197,7 @@ def shut_port(instance: str) -> None:
     says.
     """
     port = urllib.parse.urlsplit(os.environ.get("ONPREM_VLLM_URL", "")).port
-    if not port or not shutil.which("nft"):
+    if not port:
         return
     table = _warming_table(instance)
     refused = f'tcp dport {port} reject with tcp reset comment "warming up"'
@@ -176,6 +226,8 @@ def _gone(table: str) -> str:
 
 def _nft(text: str) -> str:
     """Load a rule set; what went wrong, or nothing."""
+    if not shutil.which("nft"):
+        return "nft is not installed"
     try:
         done = subprocess.run(["nft", "-f", "-"], input=text, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -189,9 +241,25 @@ def _stop(*_unused: object) -> None:
 
 def _listed_gpus(timeout_s: float) -> tuple[set[str], str]:
     """Indexes and UUIDs of ``nvidia-smi -L``, and what is wrong where it lists none."""
+    listed, said = _nvidia_smi(timeout_s, "-L")
+    found = set()
+    for index, identity in re.findall(r"^GPU (\d+):.*\(UUID: ([^)]+)\)", listed, re.MULTILINE):
+        found |= {index, identity}
+    return found, said
+
+
+def _gpu_memory(timeout_s: float) -> tuple[list[tuple[str, str, str, str]], str]:
+    """Index, UUID, used and whole memory in MiB of each GPU, and what is wrong where none tells them."""
+    asked = ("--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
+    told, said = _nvidia_smi(timeout_s, *asked)
+    return re.findall(r"^(\d+), (\S+), (\d+), (\d+)$", told, re.MULTILINE), said
+
+
+def _nvidia_smi(timeout_s: float, *words: str) -> tuple[str, str]:
+    """What it prints, and what to say where that is not what was asked for."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", "-L"],
+            ["nvidia-smi", *words],
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -199,13 +267,10 @@ def _listed_gpus(timeout_s: float) -> tuple[set[str], str]:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return set(), f"nvidia-smi -L did not answer in {timeout_s:.0f} s"
+        return "", f"nvidia-smi {words[0]} did not answer in {timeout_s:.0f} s"
     except OSError as error:
-        return set(), f"nvidia-smi cannot be run ({error.strerror})"
-    found = set()
-    for index, identity in re.findall(r"^GPU (\d+):.*\(UUID: ([^)]+)\)", done.stdout, re.MULTILINE):
-        found |= {index, identity}
-    return found, (done.stderr or done.stdout).strip() or "nvidia-smi -L lists no GPU"
+        return "", f"nvidia-smi cannot be run ({error.strerror})"
+    return done.stdout, _short(done.stderr or done.stdout) or f"nvidia-smi {words[0]} lists no GPU"
 
 
 def _quiet(words: list[str]) -> None:
@@ -216,7 +281,7 @@ def _quiet(words: list[str]) -> None:
 
 
 def wait_for_completion(seconds: float, record: Path) -> None:
-    """Ask the instance for completions until one is answered, and write down how long that took.
+    """Ask the instance for a completion, or what its model has instead, until it answers, and write down how long.
 
     Raises:
         NotReady: the main process ended, the answer was wrong, or none came within ``seconds``.
@@ -229,20 +294,21 @@ def wait_for_completion(seconds: float, record: Path) -> None:
         if time.monotonic() >= until:
             raise NotReady(f"no completion after {seconds:.0f} s: {last}. The lines above are what vLLM said.")
         try:
-            _in_time(lambda: _healthy(until), process, until)
+            _in_time(_healthy, process, until)
             asked = time.monotonic()
-            text = _in_time(lambda: _completion(until), process, until)
+            way = _in_time(_first_answer, process, until)
             break
         except StillStarting as reason:
             last = str(reason)
             time.sleep(0.25)
     completion_seconds = round(time.monotonic() - asked, 3)
-    print(f"readiness: model {os.environ.get('ONPREM_VLLM_MODEL', '')} answered {len(text)} characters", flush=True)
-    warmed = warm_up(process, until)
+    print(f"readiness: model {os.environ.get('ONPREM_VLLM_MODEL', '')} answered {way}", flush=True)
+    warmed = warm_up(way, process, until)
     found = {
         "generation": os.environ.get("ONPREM_VLLM_GENERATION", ""),
         "model": os.environ.get("ONPREM_VLLM_MODEL", ""),
         "seconds": round(process.age_s(), 2),
+        "path": way,
         "completion_seconds": completion_seconds,
         "warm_up": warmed,
         "answered": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -250,23 +316,25 @@ def wait_for_completion(seconds: float, record: Path) -> None:
         "pid": process.pid,
     }
     _write(record, json.dumps(found, indent=2, sort_keys=True) + "\n")
-    print(f"readiness: ready after {found['seconds']} s, of which {completion_seconds} s for the first completion")
+    print(f"readiness: ready after {found['seconds']} s, of which {completion_seconds} s for the first answer")
 
 
-def warm_up(process: MainProcess, until: float) -> dict[str, object]:
+def warm_up(way: str, process: MainProcess, until: float) -> dict[str, object]:
     """Ask one request of each kind; seconds each took, or why it was skipped. None of them decides about readiness.
 
     The first request of a kind compiles: on the CPU top-k sampling took 14.5 s and then 0.02, on an H200 a burst 1.26 s
-    and then 0.08.
+    and then 0.08. So each may take half of the time that is left, and none all of it.
 
     Raises:
         NotReady: the main process ended, or the engine did not survive a request that users may send too.
     """
-    warmed: dict[str, object] = {}
-    for kind, ask in _kinds(until, batched_tokens(Path(f"/proc/{process.pid}"))).items():
+    warmed: dict[str, object] = {} if way == COMPLETIONS else {"completions and chats": "skipped: the model has none"}
+    for kind, ask in _kinds(way, batched_tokens(Path(f"/proc/{process.pid}"))).items():
         began = time.monotonic()
         try:
-            _in_time(ask, process, until)
+            if until - began < LEAST_S:
+                raise StillStarting("no time left")
+            _in_time(ask, process, began + (until - began) / 2)
             warmed[kind] = round(time.monotonic() - began, 3)
         except (StillStarting, NotReady) as reason:
             process.check()
@@ -274,7 +342,7 @@ def warm_up(process: MainProcess, until: float) -> dict[str, object]:
     taken = ", ".join(f"{kind} {took if isinstance(took, str) else f'{took:.2f} s'}" for kind, took in warmed.items())
     print(f"readiness: warm-up: {taken}", flush=True)
     try:
-        _in_time(lambda: _healthy(until), process, until)
+        _in_time(_healthy, process, until)
     except StillStarting as reason:
         if time.monotonic() < until:
             raise NotReady(
@@ -299,52 +367,58 @@ def batched_tokens(process: Path) -> int:
     return int(float(size[1]) * SIZES[size[2]]) if size else BATCHED_TOKENS
 
 
-def _kinds(until: float, batched: int) -> dict[str, Callable[[], str]]:
+def _kinds(way: str, batched: int) -> dict[str, Ask]:
     """A request of each kind that compiles something of its own, by the kind's name."""
     model = os.environ.get("ONPREM_VLLM_MODEL", "")
     question = "Name the capitals of three countries."
-    short: dict[str, object] = {"model": model, "prompt": question, "max_tokens": ASKED_TOKENS, "ignore_eos": True}
 
-    def post(path: str, content: dict[str, object]) -> str:
+    def post(path: str, content: dict[str, object], until: float) -> str:
+        if time.monotonic() >= until:  # nobody waits any more for the next one of several
+            raise StillStarting("no time left")
         status, body = _request(path, content, until)
         if status != 200:
             raise StillStarting(f"{path} answers {status}: {_short(body)}")
         return body
 
-    def completion(**more: object) -> Callable[[], str]:
-        return lambda: post("/v1/completions", {**short, **more})
+    def request(**more: object) -> Ask:
+        return lambda until: post(way, {**_question(way, question), **more}, until)
 
-    def room() -> int:
+    def chat(**more: object) -> Ask:
+        asked = [{"role": "user", "content": question}]
+        content = {"model": model, "max_tokens": ASKED_TOKENS, "messages": asked, **more}
+        return lambda until: post("/v1/chat/completions", content, until)
+
+    def room(until: float) -> int:
         _unused, body = _request("/v1/models", None, until)
         try:
             return min(int(entry["max_model_len"]) for entry in json.loads(body)["data"]) - ASKED_TOKENS
         except (ValueError, LookupError, TypeError):
             raise StillStarting("/v1/models does not say how long a prompt may be") from None
 
-    def prompt(token: int, length: int) -> str:
+    def prompt(token: int, length: int, until: float) -> str:
         # The smallest tokens exist in every vocabulary; as numbers the prompt has exactly this length.
-        return post("/v1/completions", {**short, "prompt": [token] * length})
+        return post(way, _question(way, [token] * length), until)
 
-    def prompt_sizes() -> str:
-        longest = min(room(), batched)
+    def prompt_sizes(until: float) -> str:
+        longest = min(room(until), batched)
         sizes = [*PROMPT_SIZES_TOKENS]
         while sizes[-1] < longest:
             sizes.append(2 * sizes[-1])
         lengths = [length for size in sizes for length in (size - 1, size) if length <= longest]
         # A token of its own for each: what begins like an earlier prompt is found in the prefix cache.
         for token, length in enumerate(lengths, start=2):
-            prompt(token, length)
+            prompt(token, length, until)
         return ""
 
-    def at_once(*asks: Callable[[], str]) -> Callable[[], str]:
+    def at_once(*asks: Ask) -> Ask:
         """A burst of BURST requests, of these kinds in turn."""
 
-        def burst() -> str:
+        def burst(until: float) -> str:
             problems: list[str] = []
 
-            def one(ask: Callable[[], str]) -> None:
+            def one(ask: Ask) -> None:
                 try:
-                    ask()
+                    ask(until)
                 except (StillStarting, NotReady) as reason:
                     problems.append(str(reason))
 
@@ -362,33 +436,36 @@ def _kinds(until: float, batched: int) -> dict[str, Callable[[], str]]:
 
         return burst
 
-    # With ignore_eos vLLM goes on behind the end of the JSON and answers 500: the grammar allows nothing there.
-    structured = completion(response_format={"type": "json_object"}, ignore_eos=False)
-    asked = [{"role": "user", "content": question}]
-    chat: dict[str, object] = {"model": model, "max_tokens": ASKED_TOKENS, "messages": asked}
-    return {
-        "top-k": completion(temperature=1, top_k=20),
-        "seeded top-p": completion(temperature=1, top_p=0.9, seed=1),
-        "log-probabilities": completion(temperature=0, logprobs=1),
-        "penalties": completion(temperature=1, presence_penalty=0.5, repetition_penalty=1.1),
-        # By itself: with speculative decoding vLLM refuses it.
-        "min-p": completion(temperature=1, min_p=0.05),
-        "structured output": structured,
-        "chat": lambda: post("/v1/chat/completions", chat),
-        "streamed chat": lambda: post("/v1/chat/completions", {**chat, "stream": True}),
-        # Without a parser, and with a model of text alone, vLLM refuses these two with the reason.
-        "tool call": lambda: post("/v1/chat/completions", {**chat, "tools": [TOOL]}),
-        "image": lambda: post("/v1/chat/completions", {**chat, "messages": [_with_image()]}),
+    of_any_model: dict[str, Ask] = {
         "prompt sizes": prompt_sizes,
-        "long prompt": lambda: prompt(1, min(room(), batched)),
-        "burst": at_once(completion()),
-        "burst with top-k": at_once(completion(temperature=1, top_k=20, top_p=1)),
-        "burst with top-p": at_once(completion(temperature=1, top_k=0, top_p=0.9)),
-        "burst with both": at_once(completion(temperature=1, top_k=20, top_p=0.9)),
-        "burst with log-probabilities": at_once(completion(temperature=0, logprobs=1)),
+        "long prompt": lambda until: prompt(1, min(room(until), batched), until),
+        "burst": at_once(request()),
+    }
+    if way != COMPLETIONS:
+        return of_any_model
+    # With ignore_eos vLLM goes on behind the end of the JSON and answers 500: the grammar allows nothing there.
+    structured = request(response_format={"type": "json_object"}, ignore_eos=False)
+    return {
+        "top-k": request(temperature=1, top_k=20),
+        "seeded top-p": request(temperature=1, top_p=0.9, seed=1),
+        "log-probabilities": request(temperature=0, logprobs=1),
+        "penalties": request(temperature=1, presence_penalty=0.5, repetition_penalty=1.1),
+        # By itself: with speculative decoding vLLM refuses it.
+        "min-p": request(temperature=1, min_p=0.05),
+        "structured output": structured,
+        "chat": chat(),
+        "streamed chat": chat(stream=True),
+        # Without a parser, and with a model of text alone, vLLM refuses these two with the reason.
+        "tool call": chat(tools=[TOOL]),
+        "image": chat(messages=[_with_image()]),
+        **of_any_model,
+        "burst with top-k": at_once(request(temperature=1, top_k=20, top_p=1)),
+        "burst with top-p": at_once(request(temperature=1, top_k=0, top_p=0.9)),
+        "burst with both": at_once(request(temperature=1, top_k=20, top_p=0.9)),
+        "burst with log-probabilities": at_once(request(temperature=0, logprobs=1)),
         # All of a step in one grammar, and some of it, are two kernels.
         "burst of structured output": at_once(structured),
-        "mixed burst": at_once(structured, completion()),
+        "mixed burst": at_once(structured, request()),
     }
 
 
@@ -450,14 +527,14 @@ class MainProcess:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.started / os.sysconf("SC_CLK_TCK")
 
 
-def _in_time(ask: Callable[[], str], process: MainProcess, until: float) -> str:
+def _in_time(ask: Ask, process: MainProcess, until: float) -> str:
     """The result of ``ask``, abandoned when the main process ends or time is up: a first answer may take minutes."""
     results: list[str] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
-            results.append(ask())
+            results.append(ask(until))
         except Exception as error:  # noqa: BLE001 - handed to the waiting thread, which raises it
             errors.append(error)
 
@@ -480,31 +557,47 @@ def _healthy(until: float) -> str:
     return ""
 
 
-def _completion(until: float) -> str:
-    """The text of one completion.
+def _question(way: str, text: str | list[int]) -> dict[str, object]:
+    """What is asked of a text, or of the tokens of one."""
+    model = os.environ.get("ONPREM_VLLM_MODEL", "")
+    if way != COMPLETIONS:
+        return {"model": model, "input": text}
+    # Random or instruction-tuned weights may end at once; the point is that tokens are produced.
+    return {"model": model, "prompt": text, "max_tokens": ASKED_TOKENS, "ignore_eos": True}
+
+
+def _first_answer(until: float) -> str:
+    """The first of the ways that there is, once it was answered.
 
     Raises:
         NotReady: refused, from another model, or empty.
     """
     model = os.environ.get("ONPREM_VLLM_MODEL", "")
-    asked = {"model": model, "prompt": "The capital of France is", "max_tokens": ASKED_TOKENS, "temperature": 0}
-    # Random or instruction-tuned weights may end at once; the point is that tokens are produced.
-    status, body = _request("/v1/completions", {**asked, "ignore_eos": True}, until)
-    if status in PASSING_STATUS:
-        raise StillStarting(f"/v1/completions answers {status}")
+    said = []
+    for way in WAYS:
+        asked = _question(way, "The capital of France is")
+        status, body = _request(way, {**asked, "temperature": 0} if way == COMPLETIONS else asked, until)
+        if status in PASSING_STATUS:
+            raise StillStarting(f"{way} answers {status}")
+        said.append((way, status, body))
+        if status != NO_SUCH_PATH:
+            break
+    else:  # none of them: the first answer names the model where it is that which is not there
+        way, status, body = said[0]
+    name, place = WAYS[way]
     if status in FINAL_STATUS:
-        raise NotReady(f"the first completion was answered {status}: {_short(body)}.{_remedy(status, model, until)}")
+        raise NotReady(f"the first {name} was answered {status}: {_short(body)}.{_remedy(status, model, until)}")
     try:
         answer = json.loads(body)
         answered_by = answer["model"]
-        text = answer["choices"][0]["text"]
+        found = answer[place[0]][place[1]][place[2]]
     except (ValueError, LookupError, TypeError):
-        raise NotReady(f"the first completion is no completion: {_short(body)}.") from None
+        raise NotReady(f"the first {name} is no {name}: {_short(body)}.") from None
     if answered_by != model:
         raise NotReady(f"model {answered_by!r} answered where {model!r} was expected: another server holds the port.")
-    if not isinstance(text, str) or not text:
-        raise NotReady(f"the first completion is empty: {_short(body)}.")
-    return text
+    if not isinstance(found, str if way == COMPLETIONS else list) or not found:
+        raise NotReady(f"the first {name} is empty: {_short(body)}.")
+    return way
 
 
 def _remedy(status: int, model: str, until: float) -> str:
