@@ -150,7 +150,7 @@ def test_a_stream_from_before_a_reload_has_ended_before_its_instance_is_out(lab,
 
 
 def test_a_canary_gets_its_share_alone_and_is_judged_by_what_it_answered(lab):
-    """Of 2 instances one is tried, as good as the other; then broken, which the share alone sees."""
+    """Of 2 instances one is tried, as good as the other; then broken in each way, which the share alone sees."""
     with proxy.load() as requests:
         assert proxy.drain("out", "role2-one").returncode == 0
         done = proxy.canary("role2-one", share=20, seconds=15, requests=5)
@@ -160,13 +160,14 @@ def test_a_canary_gets_its_share_alone_and_is_judged_by_what_it_answered(lab):
     others = int(re.search(r"the others of tiny: (\d+) requests", done.stdout)[1])
     assert 0.08 < asked / (asked + others) < 0.4, (asked, others)
     assert proxy.servers(lab)["role2-one"] == "DRAIN"
-    proxy.mode(lab, 8001, "broken")
-    with proxy.load() as requests:
-        done = proxy.canary("role2-one", share=20, seconds=60, requests=5)
-    assert done.returncode != 0
-    assert "It was not tried any longer" in done.stdout
-    assert 0 < len(proxy.failed(requests)) < 0.5 * len(requests)
-    proxy.mode(lab, 8001, "ok")
+    for mode in ("broken", "refusing", "hanging"):
+        proxy.mode(lab, 8001, mode)
+        with proxy.load() as requests:
+            done = proxy.canary("role2-one", share=20, seconds=60, requests=5)
+        assert done.returncode != 0, mode
+        assert re.search(r'"worse": \[\s*"role2-one"', done.stdout), done.stdout
+        assert 0 < len(proxy.failed(requests)) < 0.5 * len(requests), mode
+        proxy.mode(lab, 8001, "ok")
     assert proxy.drain("in", "role2-one").returncode == 0
 
 

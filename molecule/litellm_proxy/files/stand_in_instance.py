@@ -2,8 +2,8 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """An OpenAI-compatible server that answers with its own name, and breaks on demand: ``stand_in_instance.py PORT KEY``.
 
-POST /mode takes ``ok``, ``mute`` (accepts and never answers), ``broken`` (500 to completions, healthy otherwise) and
-``slow`` (streams for 45 s).
+POST /mode takes ``ok``, ``mute`` (accepts and never answers), ``slow`` (streams for 45 s), and, healthy otherwise,
+``broken`` (500 to completions), ``refusing`` (400) and ``hanging`` (no answer).
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ class Instance(http.server.BaseHTTPRequestHandler):
             mode = content.decode()
             self.answer(200, {"mode": mode})
             return
-        if mode == "mute":
+        if mode in ("mute", "hanging"):
             time.sleep(1000)
         if mode == "broken":
             self.answer(500, {"error": {"message": "the engine is broken", "type": "InternalServerError", "code": 500}})
+            return
+        if mode == "refusing":
+            self.answer(400, {"error": {"message": "no chat template", "type": "BadRequestError", "code": 400}})
             return
         if self.headers["Authorization"] != f"Bearer {KEY}":
             self.answer(401, {"error": {"message": "Unauthorized", "type": "unauthorized", "code": 401}})
