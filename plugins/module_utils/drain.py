@@ -140,21 +140,24 @@ def _refuse(found: Sequence[Server], names: Sequence[str], limits: Limits) -> No
     problems = []
     # One that is down serves nobody: taking it out makes none fewer.
     for backend in sorted({one.backend for one in found if one.name in names and one.up}):
-        model = [one for one in found if one.backend == backend]
+        name, model = backend.removeprefix(PREFIX), [one for one in found if one.backend == backend]
         left = [one for one in model if one.up and one.name not in names]
-        out = [one for one in model if not one.up or one.name in names]
+        out = sorted(one.name for one in model if not one.up or one.name in names)
+        away = sorted(f"{one.name} ({one.status})" for one in model if not one.up and one.name not in names)
+        # Else more are taken out at once than may be, however the others are.
+        others = f"bring {', '.join(away)} back" if away else "give the model another instance"
+        first = f"{others}, or " if len(out) - len(away) <= limits.unavailable else ""
         if not left and not limits.outage:
-            problems.append(f"{backend.removeprefix(PREFIX)} would have no instance left that is ready")
+            problems.append(
+                f"{name} would have no instance left that is ready: {first}accept the outage with vllm_accept_outage"
+            )
         elif left and len(out) > limits.unavailable:
             problems.append(
-                f"{len(out)} instances of {backend.removeprefix(PREFIX)} would be out at a time "
-                f"({', '.join(sorted(one.name for one in out))}), and vllm_max_unavailable is {limits.unavailable}"
+                f"{len(out)} instances of {name} would be out at a time ({', '.join(out)}), and "
+                f"vllm_max_unavailable is {limits.unavailable}: {first}set it to {len(out)}"
             )
     if problems:
-        raise DrainRefused(
-            "; ".join(problems) + ". Nothing was taken out. Wait until the others are ready, give the model another "
-            "instance, or accept the outage with vllm_accept_outage."
-        )
+        raise DrainRefused(f"{'; '.join(problems)}. Nothing was taken out.")
 
 
 def _lock(path: Path) -> AbstractContextManager[None]:

@@ -133,22 +133,47 @@ def test_who_does_not_end_is_named_and_the_wait_is_bounded(tmp_path: Path) -> No
         assert take_out(["a"], Limits(wait_s=0.5), check=False, path=path) == (True, ["a"])
 
 
+NONE_LEFT = "m would have no instance left that is ready"
+TWO_OUT = "2 instances of m would be out at a time"
+OUTAGE = "accept the outage with vllm_accept_outage"
+
+
 @pytest.mark.parametrize(
     ("status", "names", "limits", "message"),
     [
-        ({"a": "UP"}, ["a"], Limits(), "m would have no instance left that is ready"),
-        ({"a": "UP", "b": "DOWN"}, ["a"], Limits(), "m would have no instance left"),
-        ({"a": "UP", "b": "DRAIN"}, ["a"], Limits(unavailable=2), "m would have no instance left"),
-        ({"a": "UP", "b": "UP", "c": "UP"}, ["a", "b"], Limits(), "2 instances of m would be out at a time (a, b)"),
-        ({"a": "UP", "b": "UP", "c": "DOWN"}, ["a"], Limits(), "2 instances of m would be out at a time (a, c)"),
+        ({"a": "UP"}, ["a"], Limits(), f"{NONE_LEFT}: give the model another instance, or {OUTAGE}"),
+        ({"a": "UP", "b": "UP"}, ["a", "b"], Limits(), f"{NONE_LEFT}: {OUTAGE}"),
+        ({"a": "UP", "b": "DOWN"}, ["a"], Limits(), f"{NONE_LEFT}: bring b (DOWN) back, or {OUTAGE}"),
+        ({"a": "UP", "b": "DRAIN"}, ["a"], Limits(unavailable=2), f"{NONE_LEFT}: bring b (DRAIN) back, or {OUTAGE}"),
+        (
+            {"a": "UP", "b": "UP", "c": "UP"},
+            ["a", "b"],
+            Limits(),
+            f"{TWO_OUT} (a, b), and vllm_max_unavailable is 1: set it to 2",
+        ),
+        (
+            {"a": "UP", "b": "UP", "c": "DOWN"},
+            ["a"],
+            Limits(),
+            f"{TWO_OUT} (a, c), and vllm_max_unavailable is 1: bring c (DOWN) back, or set it to 2",
+        ),
     ],
 )
-def test_too_many_are_refused_and_none_is_touched(tmp_path, status, names, limits, message):
+def test_too_many_are_refused_and_none_is_touched_and_each_remedy_works(tmp_path, status, names, limits, message):
     haproxy = HAProxy(**status)
-    with running(haproxy, tmp_path / "s") as path, pytest.raises(DrainRefused) as caught:
-        take_out(names, limits, check=False, path=path)
-    assert message in str(caught.value)
-    assert haproxy.orders == []
+    with running(haproxy, tmp_path / "s") as path:
+        with pytest.raises(DrainRefused) as caught:
+            take_out(names, limits, check=False, path=path)
+        assert str(caught.value) == f"{message}. Nothing was taken out."
+        assert haproxy.orders == []
+        wider = Limits(limits.unavailable, outage=True) if OUTAGE in message else Limits(int(message[-1]))
+        assert take_out(names, wider, check=True, path=path) == (True, [])
+        if "back" in message:
+            haproxy.status.update(dict.fromkeys(set(status) - set(names), "UP"))
+        if "another" in message:
+            haproxy.status["new"] = "UP"
+        if "back" in message or "another" in message:
+            assert take_out(names, limits, check=True, path=path) == (True, [])
 
 
 @pytest.mark.parametrize("status", [{"a": "DOWN"}, {"a": "DOWN", "b": "DOWN", "c": "UP"}])
