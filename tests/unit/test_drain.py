@@ -25,6 +25,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
 from ansible_collections.onprem.vllm.plugins.module_utils.host_lock import HostLocked, host_lock
 from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate import Certificate
 
+from .test_backend_keys import instance
 from .test_proxy import made
 
 
@@ -206,6 +207,26 @@ def test_who_does_not_come_up_is_named(tmp_path: Path) -> None:
     haproxy = HAProxy(a="DOWN", b="UP")
     with running(haproxy, tmp_path / "s") as path, pytest.raises(DrainRefused, match=r"a \(DOWN\): not up after 0 s"):
         put_back(["a"], Limits(wait_s=0.3), check=False, path=path)
+
+
+def test_one_that_refuses_the_proxy_s_key_stays_out_and_the_others_are_put_back(tmp_path: Path) -> None:
+    """As after a rollback to a generation from before the key changed: its /health says 200."""
+    haproxy = HAProxy(a="DRAIN", b="DRAIN", c="UP", d="DRAIN", e="DRAIN")
+    with (
+        running(haproxy, tmp_path / "s") as path,
+        instance("sought-former") as a,
+        instance("sought") as b,
+        instance() as c,
+        instance(other=503) as d,
+    ):
+        haproxy.ports = {"a": a, "b": b, "c": c, "d": d, "e": unused_port()}
+        with pytest.raises(DrainRefused, match="a: refused the key that this proxy asks with, and stays out") as caught:
+            put_back([*"abcde"], Limits(wait_s=10), check=False, keys={"m": "sought", "n": "x"}, path=path)
+        assert haproxy.status == {"a": "DRAIN", **dict.fromkeys("bcde", "UP")}
+        assert haproxy.orders[0] == "set server model-m/a state drain"
+        assert "sought" not in str(caught.value)
+        assert put_back(["a"], Limits(wait_s=10), check=False, keys={"m": "sought-former"}, path=path) is True
+    assert haproxy.status["a"] == "UP"
 
 
 def test_one_that_moved_to_another_port_is_asked_there(tmp_path: Path) -> None:

@@ -171,6 +171,20 @@ def test_a_canary_gets_its_share_alone_and_is_judged_by_what_it_answered(lab):
     assert proxy.drain("in", "role2-one").returncode == 0
 
 
+def test_an_instance_with_another_key_is_not_put_back(lab):
+    """As after a rollback past a change of the key; its /health says 200."""
+    assert proxy.drain("out", "role2-one").returncode == 0
+    proxy.mode(lab, 8001, "rekeyed")
+    done = proxy.drain("in", "role2-one")
+    assert done.returncode != 0
+    assert "role2-one: refused the key that this proxy asks with" in done.stdout + done.stderr
+    assert "key-of-the-instances-sought-by-tests" not in done.stdout + done.stderr
+    assert proxy.servers(lab)["role2-one"] == "DRAIN"
+    assert {proxy.chat(lab)[0] for _unused in range(4)} == {200}
+    proxy.mode(lab, 8001, "ok")
+    assert proxy.drain("in", "role2-one").returncode == 0
+
+
 def test_a_stopped_instance_leaves_and_comes_back_by_itself(lab, at):
     at("role2").check_output("systemctl stop instance@8001")
     assert proxy.wait("out", lambda: "DOWN" in proxy.servers(lab)["role2-one"]) < 15
