@@ -1,6 +1,6 @@
 # Copyright: onprem.vllm founders
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Whether instances know the key that the proxy is about to ask them with.
+"""Whether instances know the key that the proxy asks them with, or is about to.
 
 An instance that could not be reached, or that went back to what served before, has the former key alone; its /health
 says 200 all the same, so it would keep its share of the requests and answer them 401.
@@ -9,6 +9,7 @@ says 200 all the same, so it would keep its share of the requests and answer the
 from __future__ import annotations
 
 import http.client
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,13 @@ from typing import Any
 
 from .systemd_environment import read_environment
 
-ENVIRONMENT = Path("/etc/vllm-proxy/environment")
+ETC = Path("/etc/vllm-proxy")
 TIMEOUT_S = 10.0
+NO_KEY = "none"  # what LiteLLM sends where a model's instances have no key
+# Of a model in litellm.yaml, which the role litellm_proxy writes.
+ASKED = re.compile(
+    r"^ +api_base: \S+/(?P<slug>[^/\s]+)/v1\n +api_key: (?:os\.environ/(?P<variable>\S+)|\S+)$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -28,18 +34,28 @@ class Lagging:
     may_wait: bool
 
 
-def lagging(models: Sequence[Mapping[str, Any]], keys: Mapping[str, str], path: Path = ENVIRONMENT) -> list[Lagging]:
-    """Models whose key changes while one of their instances does not accept the new one.
+def asked_with(etc: Path = ETC) -> dict[str, str]:
+    """What LiteLLM's processes of this host send as a model's key now, by its slug; nothing where there are none."""
+    config, environment = etc / "litellm.yaml", etc / "environment"
+    if not config.is_file() or not environment.is_file():
+        return {}
+    known = read_environment(environment.read_text(encoding="utf-8"))
+    models = ASKED.finditer(config.read_text(encoding="utf-8"))
+    return {model["slug"]: known.get(model["variable"], "") if model["variable"] else NO_KEY for model in models}
+
+
+def lagging(models: Sequence[Mapping[str, Any]], keys: Mapping[str, str], etc: Path = ETC) -> list[Lagging]:
+    """Models whose key changes, or goes, while one of their instances does not accept that.
 
     Args:
         models: of the routes.
         keys: as they shall be, by the variable that a model names as its ``key``.
-        path: of the environment that LiteLLM's processes have now; where there is none, no key changes.
+        etc: what LiteLLM's processes have now; where there is nothing, no key changes.
     """
-    former = read_environment(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    former = asked_with(etc)
     found = []
     for model in models:
-        before, after = former.get(model["key"] or ""), keys.get(model["key"] or "")
+        before, after = former.get(model["slug"]), keys.get(model["key"], "") if model["key"] else NO_KEY
         if not before or not after or before == after:
             continue
         answers = {server["name"]: (server, *_ask(server, after)) for server in model["servers"]}
@@ -54,13 +70,19 @@ def lagging(models: Sequence[Mapping[str, Any]], keys: Mapping[str, str], path: 
 
 
 def _ask(server: Mapping[str, Any], key: str) -> tuple[int, str]:
-    """The status of an answer to a key, 0 for none, and the same in words."""
-    connection = http.client.HTTPConnection(server["address"], server["port"], timeout=TIMEOUT_S)
+    return ask_models(server["address"], server["port"], key)
+
+
+def ask_models(address: str, port: int, key: str) -> tuple[int, str]:
+    """The status of an instance's answer to a key, 0 for none, and the same in words."""
+    connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         return 0, f"does not answer: {getattr(error, 'strerror', None) or error or type(error).__name__}"
+    except ValueError:  # its words hold the key
+        return 0, "cannot be asked: its key has characters that no header can have"
     finally:
         connection.close()
     return status, f"answers {status}"

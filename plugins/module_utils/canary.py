@@ -8,6 +8,7 @@ The instance is out of the routes, and stays so: HAProxy picks it for the share 
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import subprocess
@@ -23,6 +24,7 @@ MAP = "/etc/vllm-proxy/canary.map"
 UNIT = "onprem-vllm-haproxy.service"
 UP_S = 60.0
 LOOK_S = 2.0
+UNDER_WAY_S = 600.0
 FEW = 10
 HOPELESS_PERCENT = 50.0
 # The log-format of the frontend `models` in haproxy.cfg.
@@ -37,7 +39,11 @@ class CanaryUnseen(RuntimeError):
 
 
 class CanaryWorse(RuntimeError):
-    """An instance answers worse than the others of its model; the message says by how much."""
+    """Instances, ``names``, answer worse than the others of their model; the message says by how much."""
+
+    def __init__(self, message: str, names: Sequence[str]) -> None:
+        super().__init__(message)
+        self.names = list(names)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Thresholds:
         share: percent of a model's requests for its canary.
         seconds: for how long.
         requests: with fewer of them nothing is decided.
-        errors_percent: by how much its share of failed requests may be above the others', in percent of its requests.
+        errors_percent: by how much its share of failed requests may be above the others', in percent of its requests;
+            what it refused, and what clients gave up, has failed as far as chance does not explain it.
         slowdown: how many times longer than the others' the median of its answers may take.
     """
 
@@ -61,19 +68,49 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Answers:
-    """What one side answered."""
+    """What one side answered.
+
+    Attributes:
+        requests: all of them.
+        errors: that failed.
+        refused: answered 4xx, which the instance itself did: HAProxy and LiteLLM refuse before one is chosen.
+        given_up: that the client ended, or that still had no end.
+        median_s: of what was answered 2xx; a refusal is quick.
+    """
 
     requests: int
     errors: int
+    refused: int
+    given_up: int
     median_s: float | None
+
+    def failed_percent(self, others: Answers) -> float:
+        """The share that failed, with what was refused and given up beyond what the others and chance explain."""
+        refused = self._beyond_chance(self.refused, others.refused, others.requests)
+        given_up = self._beyond_chance(self.given_up, others.given_up, others.requests)
+        return self._percent(self.errors + refused + given_up)
 
     @property
     def errors_percent(self) -> float:
-        return 100 * self.errors / self.requests if self.requests else 0.0
+        return self._percent(self.errors)
+
+    def _beyond_chance(self, count: int, theirs: int, their_requests: int) -> float:
+        """How many more than the others' share, less three standard deviations: it was drawn by lot who got which.
+
+        Both counts vary as a Poisson process does; one is added, so that a few where none were expected are none.
+        """
+        scale = self.requests / max(their_requests, 1)
+        expected = theirs * scale
+        return max(0.0, count - expected - 3 * math.sqrt((expected + 1) * (1 + scale)))
+
+    def _percent(self, count: float) -> float:
+        return 100 * count / self.requests if self.requests else 0.0
 
     def __str__(self) -> str:
+        parts = {"failed": self.errors, "refused": self.refused, "given up": self.given_up}
         took = "" if self.median_s is None else f", median {self.median_s:.3f} s"
-        return f"{self.requests} requests, {self.errors_percent:.1f} % failed{took}"
+        shares = ", ".join(f"{self._percent(count):.1f} % {name}" for name, count in parts.items())
+        return f"{self.requests} requests, {shares}{took}"
 
 
 def journal(since: float) -> str:
@@ -99,7 +136,8 @@ def tried(
 ) -> list[str]:
     """Give instances their share for the time, and compare; a line of figures for each model.
 
-    An instance without others of its model that are up has nothing to be compared with, and gets nothing.
+    An instance without others of its model that are up has nothing to be compared with, and gets nothing. What it has
+    at the end is waited for: a request that hangs is in no log yet.
 
     Args:
         ports: where instances listen now.
@@ -117,63 +155,89 @@ def tried(
         order(path, f"set server {one.backend}/{one.name} state drain")
     _wait_up(canaries, path)
     began = time.time()
-    until = time.monotonic() + thresholds.seconds
     redispatched = {one.name: one.redispatched for one in _now(canaries, path)}
+
+    def compared(*, ended: bool) -> list[str]:
+        text = log(began)
+        told, worse = [], {}
+        for one in _now(canaries, path):
+            lost = max(0, one.redispatched - redispatched[one.name])
+            line, bad = _compare(one, text, lost, thresholds, ended=ended)
+            told.append(line)
+            if bad:
+                worse[one.name] = line
+        if worse:
+            raise CanaryWorse("\n".join(worse.values()), list(worse))
+        return told
+
     order(path, f"clear map {MAP}")
     try:
         for one in canaries:
             order(path, f"add map {MAP} {one.name} {thresholds.share}")
-        while True:
-            ended = time.monotonic() >= until
-            text = log(began)
-            told = []
-            for one in _now(canaries, path):
-                lost = max(0, one.redispatched - redispatched[one.name])
-                told.append(_compare(one, text, lost, thresholds, ended=ended))
-            if ended:
-                return told
-            time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
+        _while(lambda: True, thresholds.seconds, lambda: compared(ended=False))
     finally:
         order(path, f"clear map {MAP}")
+    _while(lambda: any(one.sessions for one in _now(canaries, path)), UNDER_WAY_S, lambda: compared(ended=False))
+    return compared(ended=True)
 
 
-def _compare(canary: Server, log: str, lost: int, thresholds: Thresholds, *, ended: bool) -> str:
-    """A line of figures. Before the end only what cannot become good any more is worse: few requests say little."""
-    mine = read_answers(log, canary.backend, lambda server: server == canary.name, lost)
+def _while(wanted: Callable[[], bool], seconds: float, look: Callable[[], object]) -> None:
+    """Look again and again, as long as it is wanted and for some seconds at most."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and wanted():
+        look()
+        time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
+
+
+def _compare(canary: Server, log: str, lost: int, thresholds: Thresholds, *, ended: bool) -> tuple[str, bool]:
+    """A line of figures, and whether they are worse.
+
+    Before the end only what cannot become good any more is: few requests say little.
+    """
+    under_way = canary.sessions if ended else 0
+    mine = read_answers(log, canary.backend, lambda server: server == canary.name, lost, under_way)
     others = read_answers(log, canary.backend, lambda server: server != canary.name)
     told = f"{canary.name}: {mine}; the others of {canary.backend.removeprefix(PREFIX)}: {others}"
+    more_percent = mine.failed_percent(others) - others.errors_percent
     if canary.status.startswith("DOWN"):
-        raise CanaryWorse(f"{told}. It went down ({canary.status}).")
-    if mine.requests >= FEW and mine.errors_percent - others.errors_percent > HOPELESS_PERCENT:
-        raise CanaryWorse(f"{told}. It was not tried any longer.")
+        return f"{told}. It went down ({canary.status}).", True
+    if mine.requests >= FEW and more_percent > HOPELESS_PERCENT:
+        return f"{told}. It was not tried any longer.", True
     if not ended:
-        return told
+        return told, False
     if mine.requests < thresholds.requests:
-        return f"{told}. Fewer than {thresholds.requests} requests decide nothing."
-    if mine.errors_percent - others.errors_percent > thresholds.errors_percent:
-        raise CanaryWorse(f"{told}. At most {thresholds.errors_percent:g} % more may fail.")
+        return f"{told}. Fewer than {thresholds.requests} requests decide nothing.", False
+    if more_percent > thresholds.errors_percent:
+        beyond = "what was refused or given up beyond chance among them"
+        return f"{told}. At most {thresholds.errors_percent:g} % more may fail, {beyond}.", True
     if mine.median_s and others.median_s and mine.median_s > thresholds.slowdown * others.median_s:
-        raise CanaryWorse(f"{told}. It may take at most {thresholds.slowdown:g} times as long.")
-    return told
+        return f"{told}. It may take at most {thresholds.slowdown:g} times as long.", True
+    return told, False
 
 
-def read_answers(log: str, backend: str, wanted: Callable[[str], bool], lost: int = 0) -> Answers:
+def read_answers(log: str, backend: str, wanted: Callable[[str], bool], lost: int = 0, under_way: int = 0) -> Answers:
     """What the log tells of some servers of a backend.
-
-    Requests that the client gave up count for nobody.
 
     Args:
         lost: requests that another server had to answer in their place, which the log counts there.
+        under_way: requests without an end, which no log has.
     """
-    errors, times = lost, []
+    requests, errors, refused, given_up = lost + under_way, lost, 0, under_way
+    times = []
     for line in LINE.finditer(log):
-        if line["backend"] != backend or not wanted(line["server"]) or line["end"].startswith(("C", "c")):
+        if line["backend"] != backend or not wanted(line["server"]):
             continue
-        if int(line["status"]) >= 500 or int(line["status"]) < 0 or line["end"][0] != "-":
+        requests += 1
+        status = int(line["status"])
+        if line["end"].startswith(("C", "c")):
+            given_up += 1
+        elif status >= 500 or status < 0 or line["end"][0] != "-":
             errors += 1
+        elif status >= 400:
+            refused += 1
         else:
             times.append(int(line["ms"]) / 1000)
-    return Answers(errors + len(times), errors, statistics.median(times) if times else None)
+    return Answers(requests, errors, refused, given_up, statistics.median(times) if times else None)
 
 
 def _canaries(names: Sequence[str], path: Path) -> list[Server]:
@@ -194,7 +258,8 @@ def _now(canaries: Iterable[Server], path: Path) -> list[Server]:
 
 def _wait_up(canaries: Sequence[Server], path: Path) -> None:
     until = time.monotonic() + UP_S
-    while down := [f"{one.name} ({one.status})" for one in _now(canaries, path) if not one.status.startswith("DRAIN")]:
+    while down := [one for one in _now(canaries, path) if not one.status.startswith("DRAIN")]:
         if time.monotonic() >= until:
-            raise CanaryWorse(f"{', '.join(down)}: the proxy does not reach it.")
+            said = ", ".join(f"{one.name} ({one.status})" for one in down)
+            raise CanaryWorse(f"{said}: the proxy does not reach it.", [one.name for one in down])
         time.sleep(0.2)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .atomic import write_file
+from .backend_keys import ask_models
 from .haproxy_socket import Server, ask, order, servers, servers_of_old_workers
 from .host_lock import host_lock
 
@@ -79,15 +80,18 @@ def put_back(
     *,
     check: bool,
     ports: Mapping[str, int] | None = None,
+    keys: Mapping[str, str] | None = None,
     path: Path = SOCKET,
 ) -> bool:
     """Send instances requests again, once HAProxy finds them up; whether any was out.
 
     Args:
         ports: where instances shall listen now (``follow``).
+        keys: what the proxy asks with, by a model's slug: who refuses it stays out, though /health says 200.
 
     Raises:
-        DrainRefused: one is not up in time; it stays in the routes, and gets requests as soon as it is.
+        DrainRefused: one is not up in time; it stays in the routes, and gets requests as soon as it is. Or one refuses
+            the key.
         HostLocked: another run takes out or puts back, or reloads the proxy, for too long.
         SocketError: HAProxy does not answer.
     """
@@ -96,17 +100,32 @@ def put_back(
     if check:
         return was_out
     follow(found, ports or {}, path)
+    found = [one for one in _models(path) if one.name in names and not one.up]
+    refusing = [one for one in found if _refuses(one, (keys or {}).get(one.backend.removeprefix(PREFIX)))]
+    going = set(names) - {one.name for one in refusing}
     # One that is down is not shown as taken out, and would stay so once it is up.
     with _lock(path):
-        _order(path, [one for one in found if not one.up], "ready")
+        _order(path, refusing, "drain")
+        _order(path, [one for one in found if one.name in going], "ready")
+    problems = []
     until = time.monotonic() + limits.wait_s
-    while down := [f"{one.name} ({one.status})" for one in _models(path) if one.name in names and not one.up]:
+    while down := [f"{one.name} ({one.status})" for one in _models(path) if one.name in going and not one.up]:
         if time.monotonic() >= until:
-            raise DrainRefused(
+            problems.append(
                 f"{', '.join(sorted(down))}: not up after {limits.wait_s:.0f} s. They are in the routes again and get "
                 "requests as soon as they answer; look at their hosts."
             )
+            break
         time.sleep(0.2)
+    if refusing:
+        problems.append(
+            f"{', '.join(sorted(one.name for one in refusing))}: refused the key that this proxy asks with, and stays "
+            "out of the routes. VLLM_API_KEY is another one there, as in a generation from before it changed. Run "
+            "site.yml for its host and the proxy, which brings both the inventory's, or roll back to a generation that "
+            "has the proxy's (rollback.yml, vllm_generation); either puts it back."
+        )
+    if problems:
+        raise DrainRefused("\n".join(problems))
     return was_out
 
 
@@ -140,21 +159,24 @@ def _refuse(found: Sequence[Server], names: Sequence[str], limits: Limits) -> No
     problems = []
     # One that is down serves nobody: taking it out makes none fewer.
     for backend in sorted({one.backend for one in found if one.name in names and one.up}):
-        model = [one for one in found if one.backend == backend]
+        name, model = backend.removeprefix(PREFIX), [one for one in found if one.backend == backend]
         left = [one for one in model if one.up and one.name not in names]
-        out = [one for one in model if not one.up or one.name in names]
+        out = sorted(one.name for one in model if not one.up or one.name in names)
+        away = sorted(f"{one.name} ({one.status})" for one in model if not one.up and one.name not in names)
+        # Else more are taken out at once than may be, however the others are.
+        others = f"bring {', '.join(away)} back" if away else "give the model another instance"
+        first = f"{others}, or " if len(out) - len(away) <= limits.unavailable else ""
         if not left and not limits.outage:
-            problems.append(f"{backend.removeprefix(PREFIX)} would have no instance left that is ready")
+            problems.append(
+                f"{name} would have no instance left that is ready: {first}accept the outage with vllm_accept_outage"
+            )
         elif left and len(out) > limits.unavailable:
             problems.append(
-                f"{len(out)} instances of {backend.removeprefix(PREFIX)} would be out at a time "
-                f"({', '.join(sorted(one.name for one in out))}), and vllm_max_unavailable is {limits.unavailable}"
+                f"{len(out)} instances of {name} would be out at a time ({', '.join(out)}), and "
+                f"vllm_max_unavailable is {limits.unavailable}: {first}set it to {len(out)}"
             )
     if problems:
-        raise DrainRefused(
-            "; ".join(problems) + ". Nothing was taken out. Wait until the others are ready, give the model another "
-            "instance, or accept the outage with vllm_accept_outage."
-        )
+        raise DrainRefused(f"{'; '.join(problems)}. Nothing was taken out.")
 
 
 def _lock(path: Path) -> AbstractContextManager[None]:
@@ -172,6 +194,11 @@ def _before_reloads(path: Path) -> list[Server]:
     """Servers as workers see them that a reload replaced; none where HAProxy was started without a master's socket."""
     master = path.with_name(MASTER)
     return servers_of_old_workers(master) if master.exists() else []
+
+
+def _refuses(server: Server, key: str | None) -> bool:
+    """Whether an instance says that it does not know a key; where it says anything else, HAProxy's checks decide."""
+    return key is not None and server.port > 0 and ask_models(server.address, server.port, key)[0] in (401, 403)
 
 
 def _listens(address: str, port: int) -> bool:

@@ -10,7 +10,8 @@ short_description: See that every instance accepts the key that the proxy is abo
 version_added: 0.2.0
 author: onprem.vllm founders (@onprem-vllm)
 description:
-  - Runs on a proxy host. Asks each instance of the models whose key changes for its models, with the new key.
+  - Runs on a proxy host. Asks each instance of the models whose key changes for its models, with the new key; without
+    one where the key goes.
   - Fails where one does not accept it and all that answer accept the former one, for then nothing is lost as long as
     the proxy keeps that one. Else it warns.
 options:
@@ -57,11 +58,11 @@ def main() -> None:
     found = [] if module.check_mode else lagging(module.params["models"], module.params["keys"])
     for one in found:
         if not one.may_wait:
-            module.warn(f"The proxy gets a new key that not every instance accepts: {one.said}.")
+            module.warn(f"The proxy changes to a key, or to none, that not every instance accepts: {one.said}.")
     if waiting := [one.said for one in found if one.may_wait]:
         module.fail_json(
-            msg="The proxy keeps its keys of the instances, for not every instance accepts its new one: "
-            f"{'; '.join(waiting)}. Bring these hosts to it, or take them out of group vllm, and run site.yml again."
+            msg="The proxy keeps its keys of the instances, for not every instance accepts what the inventory says: "
+            f"{'; '.join(waiting)}. Bring these hosts to that, or take them out of group vllm, and run site.yml again."
         )
     module.exit_json(changed=False)
 

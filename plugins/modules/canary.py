@@ -29,7 +29,7 @@ options:
     type: int
     default: 10
   seconds:
-    description: For how long. It ends earlier where one is found to be worse.
+    description: For how long. It ends earlier where one is found to be worse. What is under way then is waited for.
     type: int
     default: 600
   requests:
@@ -37,11 +37,14 @@ options:
     type: int
     default: 50
   errors_percent:
-    description: By how many percent of its requests more may fail than of the others'.
+    description:
+      - By how many percent of its requests more may fail than of the others'.
+      - Requests that it refused (4xx), that clients gave up, or that have no end ten minutes after O(seconds), have
+        failed as far as they are more than the others' share and chance explain.
     type: float
     default: 1
   slowdown:
-    description: How many times longer than the others' the median of its answers may take.
+    description: How many times longer than the others' the median of its good answers may take.
     type: float
     default: 1.5
 attributes:
@@ -66,6 +69,11 @@ RETURN = r"""
 answers:
   description: A line of figures for each model.
   returned: success
+  type: list
+  elements: str
+worse:
+  description: Those of O(servers) that were found to be worse; none where they could not be judged.
+  returned: failure
   type: list
   elements: str
 """
@@ -99,8 +107,10 @@ def main() -> None:
     try:
         ports = {name: int(port) for name, port in given["ports"].items()}
         answers = tried(given["servers"], thresholds, ports=ports)
-    except (CanaryWorse, CanaryUnseen, SocketError) as error:
-        module.fail_json(msg=str(error))
+    except CanaryWorse as error:
+        module.fail_json(msg=str(error), worse=error.names)
+    except (CanaryUnseen, SocketError) as error:
+        module.fail_json(msg=str(error), worse=[])
     for line in answers:
         if line.endswith("decide nothing."):
             module.warn(line)

@@ -32,6 +32,12 @@ options:
         proxy asks it, is asked there from now on.
     type: dict
     default: {}
+  check_key:
+    description:
+      - Whether an instance that is put back is first asked with the key that the proxy has for it, and stays out where
+        it answers 401 or 403. V(false) where the proxy is about to get another key.
+    type: bool
+    default: true
   max_unavailable:
     description: Instances of one model that may be out at a time, those that are down among them.
     type: int
@@ -76,6 +82,7 @@ away:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.backend_keys import asked_with
 from ..module_utils.drain import SOCKET, DrainRefused, Limits, away, put_back, take_out
 from ..module_utils.haproxy_socket import SocketError
 from ..module_utils.host_lock import HostLocked
@@ -87,6 +94,7 @@ def main() -> None:
             "servers": {"type": "list", "elements": "str", "required": True},
             "state": {"type": "str", "choices": ["out", "in"], "required": True},
             "ports": {"type": "dict", "default": {}},
+            "check_key": {"type": "bool", "default": True},
             "max_unavailable": {"type": "int", "default": 1},
             "accept_outage": {"type": "bool", "default": False},
             "wait_s": {"type": "int", "default": 600},
@@ -103,7 +111,8 @@ def main() -> None:
             changed, busy = take_out(given["servers"], limits, check=module.check_mode)
         else:
             ports = {name: int(port) for name, port in given["ports"].items()}
-            changed, busy = put_back(given["servers"], limits, check=module.check_mode, ports=ports), []
+            keys = asked_with() if given["check_key"] else {}
+            changed, busy = put_back(given["servers"], limits, check=module.check_mode, ports=ports, keys=keys), []
         out = away()
     except (DrainRefused, HostLocked, SocketError) as error:
         module.fail_json(msg=str(error))

@@ -12,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.onprem.vllm.plugins.module_utils.backend_keys import lagging
+from ansible_collections.onprem.vllm.plugins.module_utils.backend_keys import asked_with, lagging
 from ansible_collections.onprem.vllm.plugins.module_utils.systemd_environment import environment_text
+
+from .test_proxy_text import text
 
 OLD, NEW = "old-key-of-tests", "new-key-of-tests"
 
 
 @contextmanager
-def instance(*known: str) -> Iterator[int]:
-    """The port of a server that lists its models to some keys."""
+def instance(*known: str, other: int = 401) -> Iterator[int]:
+    """The port of a server that lists its models to some keys, and answers something else to others."""
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             key = self.headers["Authorization"].removeprefix("Bearer ")
-            self.send_response(200 if self.path == "/v1/models" and key in known else 401)
+            self.send_response(200 if self.path == "/v1/models" and key in known else other)
             self.end_headers()
 
         def log_message(self, *unused: object) -> None:
@@ -45,11 +47,18 @@ def model(*ports: int, key: str | None = "BACKEND_KEY_M") -> dict[str, Any]:
     return {"name": "m", "slug": "m", "key": key, "servers": servers}
 
 
+def proxy(etc: Path, key: str | None) -> Path:
+    """What the role wrote of a model whose instances have a key, or none."""
+    known = {"LITELLM_MASTER_KEY": "sk", **({"BACKEND_KEY_M": key} if key else {})}
+    (etc / "environment").write_text(environment_text(known), encoding="utf-8")
+    models = [model(key="BACKEND_KEY_M" if key else None)]
+    (etc / "litellm.yaml").write_text(text("litellm.yaml.j2", litellm_proxy_models=models), encoding="utf-8")
+    return etc
+
+
 @pytest.fixture
-def environment(tmp_path: Path) -> Path:
-    path = tmp_path / "environment"
-    path.write_text(environment_text({"BACKEND_KEY_M": OLD, "LITELLM_MASTER_KEY": "sk"}), encoding="utf-8")
-    return path
+def etc(tmp_path: Path) -> Path:
+    return proxy(tmp_path, OLD)
 
 
 @pytest.mark.parametrize(
@@ -66,28 +75,53 @@ def environment(tmp_path: Path) -> Path:
     ],
 )
 def test_a_key_that_one_does_not_know_waits_where_all_know_the_former(
-    environment: Path, known: list[tuple[str, ...]], said: str, may_wait: bool | None
+    etc: Path, known: list[tuple[str, ...]], said: str, may_wait: bool | None
 ) -> None:
     with ExitStack() as running:
         ports = [running.enter_context(instance(*keys)) for keys in known]
-        found = lagging([model(*ports)], {"BACKEND_KEY_M": NEW}, environment)
+        found = lagging([model(*ports)], {"BACKEND_KEY_M": NEW}, etc)
     assert [(one.said, one.may_wait) for one in found] == ([(said, may_wait)] if said else [])
     assert OLD not in str(found)
     assert NEW not in str(found)
 
 
-def test_one_that_does_not_answer_is_not_known_to_know_it(environment: Path) -> None:
+def test_one_that_does_not_answer_is_not_known_to_know_it(etc: Path) -> None:
     with instance() as gone:
         pass
     with instance(NEW, OLD) as port:
-        (found,) = lagging([model(port, gone)], {"BACKEND_KEY_M": NEW}, environment)
+        (found,) = lagging([model(port, gone)], {"BACKEND_KEY_M": NEW}, etc)
     assert found.said == "m: gpu2 (gpu2-m) does not answer: Connection refused"
     assert found.may_wait
 
 
-def test_nobody_is_asked_where_no_key_changes(environment: Path, tmp_path: Path) -> None:
+def test_nobody_is_asked_where_no_key_changes(etc: Path, tmp_path: Path) -> None:
     nowhere = model(9)
-    assert lagging([nowhere], {"BACKEND_KEY_M": OLD}, environment) == []
-    assert lagging([model(9, key=None)], {}, environment) == []
-    assert lagging([model(9, key="BACKEND_KEY_OF_A_NEW_ONE")], {"BACKEND_KEY_OF_A_NEW_ONE": NEW}, environment) == []
+    assert lagging([nowhere], {"BACKEND_KEY_M": OLD}, etc) == []
+    assert lagging([{**nowhere, "slug": "new"}], {"BACKEND_KEY_M": NEW}, etc) == []
     assert lagging([nowhere], {"BACKEND_KEY_M": NEW}, tmp_path / "none") == []
+    assert lagging([model(9, key=None)], {}, proxy(tmp_path, None)) == []
+
+
+def test_a_first_key_and_one_that_goes_are_changes_too(tmp_path: Path) -> None:
+    """An instance without a key answers whatever it is asked with; LiteLLM sends "none" for none."""
+    with instance(NEW) as keyed, instance(NEW, OLD, "none") as keyless:
+        assert lagging([model(keyed, keyless)], {"BACKEND_KEY_M": NEW}, proxy(tmp_path, None)) == []
+        (found,) = lagging([model(keyed, keyless, key=None)], {}, proxy(tmp_path, NEW))
+        assert (found.said, found.may_wait) == ("m: gpu1 (gpu1-m) answers 401", True)
+
+
+def test_what_litellm_sends_is_read_of_its_own_configuration(tmp_path: Path) -> None:
+    models = [
+        {"name": "m", "slug": "m", "key": "SHARED_KEY"},
+        {"name": "org/Lone", "slug": "org-lone-1a2b3c", "key": "SHARED_KEY"},
+        {"name": "open", "slug": "open", "key": None},
+    ]
+    assert asked_with(tmp_path) == {}
+    (tmp_path / "environment").write_text(environment_text({"SHARED_KEY": 'a "$key"'}), encoding="utf-8")
+    (tmp_path / "litellm.yaml").write_text(text("litellm.yaml.j2", litellm_proxy_models=models), encoding="utf-8")
+    assert asked_with(tmp_path) == {"m": 'a "$key"', "org-lone-1a2b3c": 'a "$key"', "open": "none"}
+
+
+def test_a_key_that_no_header_can_have_is_not_told(etc: Path) -> None:
+    (found,) = lagging([model(9)], {"BACKEND_KEY_M": f"{NEW}\n"}, etc)
+    assert NEW not in found.said

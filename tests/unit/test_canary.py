@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.onprem.vllm.plugins.module_utils import canary
 from ansible_collections.onprem.vllm.plugins.module_utils.canary import (
     CanaryUnseen,
     CanaryWorse,
@@ -34,9 +35,9 @@ def test_it_gets_its_share_alone_for_the_time_and_as_good_as_the_others_it_passe
     same = log(*[line("a")] * 10, *[line("b")] * 60, *[line("c")] * 30)
     with running(haproxy, tmp_path / "s") as path:
         (told,) = tried(["a"], BRIEF, path=path, log=same)
-    assert (
-        told
-        == "a: 10 requests, 0.0 % failed, median 0.200 s; the others of m: 90 requests, 0.0 % failed, median 0.200 s"
+    assert told == (
+        "a: 10 requests, 0.0 % failed, 0.0 % refused, 0.0 % given up, median 0.200 s; "
+        "the others of m: 90 requests, 0.0 % failed, 0.0 % refused, 0.0 % given up, median 0.200 s"
     )
     drained, *shares, cleared = haproxy.orders
     assert drained == "set server model-m/a state drain"
@@ -52,6 +53,19 @@ def test_it_gets_its_share_alone_for_the_time_and_as_good_as_the_others_it_passe
         ([line("a", -1, 200, "sH--")] * 2 + [line("a")] * 98 + [line("b")] * 100, "2.0 % failed"),
         ([line("a", milliseconds=310)] * 20 + [line("b")] * 100, "at most 1.5 times as long"),
         ([line("a", 503)] * 6 + [line("a")] * 4 + [line("b")] * 100, "It was not tried any longer"),
+        # A lost chat template, or a wrong key, whose answers are quick.
+        ([line("a", 400, 2)] * 30 + [line("b")] * 300, "It was not tried any longer"),
+        ([line("a", 401, 2)] * 8 + [line("a")] * 42 + [line("b")] * 450, "At most 1 % more may fail"),
+        (
+            [line("a", 400, 2)] * 30
+            + [line("a", milliseconds=310)] * 20
+            + [line("b", 400, 2)] * 180
+            + [line("b")] * 120,
+            "at most 1.5 times as long",
+        ),
+        # It hangs: clients give up before HAProxy does.
+        ([line("a", -1, 30000, "CH--")] * 30 + [line("b")] * 300, "It was not tried any longer"),
+        ([line("a", 200, 30000, "CD--")] * 8 + [line("a")] * 42 + [line("b")] * 450, "At most 1 % more may fail"),
     ],
 )
 def test_one_that_fails_more_or_takes_longer_is_worse_and_keeps_no_share(tmp_path, lines, said):
@@ -67,8 +81,11 @@ def test_one_that_fails_more_or_takes_longer_is_worse_and_keeps_no_share(tmp_pat
     [
         [line("a", 500)] + [line("a")] * 99 + [line("b")] * 100,  # 1 % is allowed
         [line("a", 500)] * 5 + [line("a")] * 95 + [line("b", 500)] * 5 + [line("b")] * 95,  # all are like that
-        [line("a", 400)] * 50 + [line("b")] * 100,  # what clients did wrong
-        [line("a", -1, 200, "CH--")] * 50 + [line("a")] * 50 + [line("b")] * 100,  # what clients gave up
+        # What clients did wrong, and what they gave up, is drawn by lot.
+        [line("a", 400)] * 8 + [line("a")] * 42 + [line("b", 400)] * 22 + [line("b")] * 428,
+        [line("a", -1, 200, "CH--")] * 8 + [line("a")] * 42 + [line("b", 200, 200, "CD--")] * 22 + [line("b")] * 428,
+        [line("a", -1, 200, "CH--")] * 3 + [line("a")] * 47 + [line("b")] * 450,
+        [line("a", -1, 200, "CH--")] + [line("a")] * 9 + [line("b")] * 10,
         [line("a", 500)] * 9 + [line("b")] * 100,  # too few to decide, before and after the end
         [line("a", milliseconds=290)] * 20 + [line("b")] * 100,
     ],
@@ -82,6 +99,25 @@ def test_what_is_no_worse_passes(tmp_path, lines):
 def test_requests_that_another_answered_in_its_place_are_its_own_errors():
     answers = read_answers("".join([line("a")] * 95), "model-m", lambda server: server == "a", lost=5)
     assert (answers.requests, answers.errors_percent) == (100, 5.0)
+
+
+def test_what_hangs_is_waited_for_and_has_failed_where_it_has_no_end(tmp_path, monkeypatch):
+    """Neither its client nor HAProxy has given it up yet, so the log has nothing of it."""
+    monkeypatch.setattr(canary, "LOOK_S", 0.05)
+    monkeypatch.setattr(canary, "UNDER_WAY_S", 0.3)
+    haproxy = HAProxy(a="DRAIN", b="UP")
+    text = log(*[line("a")] * 10, *[line("b")] * 100)
+    with running(haproxy, tmp_path / "s") as path:
+        haproxy.sessions["a"] = [9] * 6 + [0]
+        (told,) = tried(["a"], BRIEF, path=path, log=text)
+        assert haproxy.sessions["a"] == [0]
+        assert "10 requests, 0.0 % failed, 0.0 % refused, 0.0 % given up" in told
+        haproxy.sessions["a"] = [3]  # long streams
+        tried(["a"], BRIEF, path=path, log=text)
+        haproxy.sessions["a"] = [30]
+        with pytest.raises(CanaryWorse, match=r"40 requests, 0.0 % failed, 0.0 % refused, 75.0 % given up") as caught:
+            tried(["a"], BRIEF, path=path, log=text)
+    assert caught.value.names == ["a"]
 
 
 def test_other_models_and_other_lines_are_not_read():

@@ -25,6 +25,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
 from ansible_collections.onprem.vllm.plugins.module_utils.host_lock import HostLocked, host_lock
 from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate import Certificate
 
+from .test_backend_keys import instance
 from .test_proxy import made
 
 
@@ -133,22 +134,47 @@ def test_who_does_not_end_is_named_and_the_wait_is_bounded(tmp_path: Path) -> No
         assert take_out(["a"], Limits(wait_s=0.5), check=False, path=path) == (True, ["a"])
 
 
+NONE_LEFT = "m would have no instance left that is ready"
+TWO_OUT = "2 instances of m would be out at a time"
+OUTAGE = "accept the outage with vllm_accept_outage"
+
+
 @pytest.mark.parametrize(
     ("status", "names", "limits", "message"),
     [
-        ({"a": "UP"}, ["a"], Limits(), "m would have no instance left that is ready"),
-        ({"a": "UP", "b": "DOWN"}, ["a"], Limits(), "m would have no instance left"),
-        ({"a": "UP", "b": "DRAIN"}, ["a"], Limits(unavailable=2), "m would have no instance left"),
-        ({"a": "UP", "b": "UP", "c": "UP"}, ["a", "b"], Limits(), "2 instances of m would be out at a time (a, b)"),
-        ({"a": "UP", "b": "UP", "c": "DOWN"}, ["a"], Limits(), "2 instances of m would be out at a time (a, c)"),
+        ({"a": "UP"}, ["a"], Limits(), f"{NONE_LEFT}: give the model another instance, or {OUTAGE}"),
+        ({"a": "UP", "b": "UP"}, ["a", "b"], Limits(), f"{NONE_LEFT}: {OUTAGE}"),
+        ({"a": "UP", "b": "DOWN"}, ["a"], Limits(), f"{NONE_LEFT}: bring b (DOWN) back, or {OUTAGE}"),
+        ({"a": "UP", "b": "DRAIN"}, ["a"], Limits(unavailable=2), f"{NONE_LEFT}: bring b (DRAIN) back, or {OUTAGE}"),
+        (
+            {"a": "UP", "b": "UP", "c": "UP"},
+            ["a", "b"],
+            Limits(),
+            f"{TWO_OUT} (a, b), and vllm_max_unavailable is 1: set it to 2",
+        ),
+        (
+            {"a": "UP", "b": "UP", "c": "DOWN"},
+            ["a"],
+            Limits(),
+            f"{TWO_OUT} (a, c), and vllm_max_unavailable is 1: bring c (DOWN) back, or set it to 2",
+        ),
     ],
 )
-def test_too_many_are_refused_and_none_is_touched(tmp_path, status, names, limits, message):
+def test_too_many_are_refused_and_none_is_touched_and_each_remedy_works(tmp_path, status, names, limits, message):
     haproxy = HAProxy(**status)
-    with running(haproxy, tmp_path / "s") as path, pytest.raises(DrainRefused) as caught:
-        take_out(names, limits, check=False, path=path)
-    assert message in str(caught.value)
-    assert haproxy.orders == []
+    with running(haproxy, tmp_path / "s") as path:
+        with pytest.raises(DrainRefused) as caught:
+            take_out(names, limits, check=False, path=path)
+        assert str(caught.value) == f"{message}. Nothing was taken out."
+        assert haproxy.orders == []
+        wider = Limits(limits.unavailable, outage=True) if OUTAGE in message else Limits(int(message[-1]))
+        assert take_out(names, wider, check=True, path=path) == (True, [])
+        if "back" in message:
+            haproxy.status.update(dict.fromkeys(set(status) - set(names), "UP"))
+        if "another" in message:
+            haproxy.status["new"] = "UP"
+        if "back" in message or "another" in message:
+            assert take_out(names, limits, check=True, path=path) == (True, [])
 
 
 @pytest.mark.parametrize("status", [{"a": "DOWN"}, {"a": "DOWN", "b": "DOWN", "c": "UP"}])
@@ -181,6 +207,26 @@ def test_who_does_not_come_up_is_named(tmp_path: Path) -> None:
     haproxy = HAProxy(a="DOWN", b="UP")
     with running(haproxy, tmp_path / "s") as path, pytest.raises(DrainRefused, match=r"a \(DOWN\): not up after 0 s"):
         put_back(["a"], Limits(wait_s=0.3), check=False, path=path)
+
+
+def test_one_that_refuses_the_proxy_s_key_stays_out_and_the_others_are_put_back(tmp_path: Path) -> None:
+    """As after a rollback to a generation from before the key changed: its /health says 200."""
+    haproxy = HAProxy(a="DRAIN", b="DRAIN", c="UP", d="DRAIN", e="DRAIN")
+    with (
+        running(haproxy, tmp_path / "s") as path,
+        instance("sought-former") as a,
+        instance("sought") as b,
+        instance() as c,
+        instance(other=503) as d,
+    ):
+        haproxy.ports = {"a": a, "b": b, "c": c, "d": d, "e": unused_port()}
+        with pytest.raises(DrainRefused, match="a: refused the key that this proxy asks with, and stays out") as caught:
+            put_back([*"abcde"], Limits(wait_s=10), check=False, keys={"m": "sought", "n": "x"}, path=path)
+        assert haproxy.status == {"a": "DRAIN", **dict.fromkeys("bcde", "UP")}
+        assert haproxy.orders[0] == "set server model-m/a state drain"
+        assert "sought" not in str(caught.value)
+        assert put_back(["a"], Limits(wait_s=10), check=False, keys={"m": "sought-former"}, path=path) is True
+    assert haproxy.status["a"] == "UP"
 
 
 def test_one_that_moved_to_another_port_is_asked_there(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -79,3 +80,115 @@ def test_where_a_proxy_does_not_answer_nothing_is_taken_out_and_the_others_are_p
     assert "it restarts" not in said
     assert "ok: [gpu1 -> proxy2]" in done.stdout.partition(BACK)[2]
     assert "may be out of its routes still" not in said
+
+
+JUDGE = """
+from ansible.module_utils.basic import AnsibleModule
+names = ("servers", "ports", "share", "seconds", "requests", "errors_percent", "slowdown")
+AnsibleModule(argument_spec={name: {"type": "raw"} for name in names}).fail_json(msg="judged", worse=%r)
+"""
+ROUTE = """
+import json
+from ansible.module_utils.basic import AnsibleModule
+names = ("servers", "ports", "state", "wait_s", "check_key")
+module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in names})
+with open(%r, "a") as record:
+    record.write(json.dumps([module.params["servers"], module.params["check_key"]]) + "\\n")
+module.exit_json()
+"""
+GO_BACK = """
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule(argument_spec={"refused": {"type": "bool"}})
+if module.params["refused"]:
+    module.fail_json(msg="Its release is gone.")
+module.exit_json()
+"""
+ROLL_BACK = """
+- go_back: {refused: "{{ vllm_service_rollback_instance in refused }}"}
+  register: vllm_service_rollback_result
+"""
+
+
+def judged(
+    folder: Path, host: dict[str, object], worse: list[str], refused: list[str], *, fails: bool = True
+) -> tuple[str, list[list[object]]]:
+    """What a run with canaries one and two says, and what it puts back, with which check of the key.
+
+    The tasks are those of the collection; the modules of the proxy, and the role, are stand-ins.
+    """
+    stand_ins = {"onprem.vllm.canary": "judge", "onprem.vllm.drain": "route", "onprem.vllm.vllm_service": "serving"}
+    record = folder / "record"
+    for part in ("tasks", "library", "roles/serving/tasks"):
+        (folder / part).mkdir(parents=True)
+    for tasks in (PLAYBOOKS / "tasks").glob("*.yml"):
+        text = tasks.read_text(encoding="utf-8")
+        for name, stand_in in stand_ins.items():
+            text = text.replace(name, stand_in)
+        (folder / "tasks" / tasks.name).write_text(text, encoding="utf-8")
+    (folder / "library" / "judge.py").write_text(JUDGE % worse, encoding="utf-8")
+    (folder / "library" / "route.py").write_text(ROUTE % str(record), encoding="utf-8")
+    (folder / "library" / "go_back.py").write_text(GO_BACK, encoding="utf-8")
+    (folder / "roles/serving/tasks/rollback.yml").write_text(ROLL_BACK, encoding="utf-8")
+    servers = ["gpu1-one", "gpu1-two", "gpu1-three"]
+    play = {
+        "hosts": "vllm",
+        "gather_facts": False,
+        "any_errors_fatal": True,
+        "vars": {
+            "vllm_plan": {"instances": [{"name": "one", "port": 8000}]},
+            "vllm_plans": {"gpu1": {}, "proxy1": {}},
+            "vllm_canary_share": 10,
+            "__canaries": ["one", "two"],
+            "refused": refused,
+        },
+        "tasks": [
+            {
+                "ignore_unreachable": True,
+                "block": [{"import_tasks": "tasks/canary.yml", "when": fails, "tags": ["vllm_service"]}],
+                "always": [
+                    {
+                        "import_tasks": "tasks/put_back.yml",
+                        "vars": {"__servers": servers, "__ports": [1, 2, 3]},
+                        "tags": ["vllm_service"],
+                    }
+                ],
+            }
+        ],
+    }
+    (folder / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    hosts = inventory(folder, vllm={"gpu1": host}, proxy={"proxy1": HERE, "proxy2": HERE})
+    done = ansible_playbook("-i", hosts, str(folder / "play.yml"), "--tags", "vllm_service")
+    assert (done.returncode != 0) == fails, done.stdout
+    said = " ".join(done.stdout.split())
+    return said, [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_canary_that_is_worse_and_cannot_go_back_stays_out_of_the_routes(tmp_path: Path) -> None:
+    said, back = judged(tmp_path, HERE, worse=["gpu1-one"], refused=["one"])
+    assert back == [[["gpu1-two", "gpu1-three"], True]] * 2
+    assert "Back on what served before: gpu1-two. gpu1-one did not go back (Its release is gone). As it was" in said
+    assert "it stays out of the routes of every proxy. Whatever run on gpu1 comes next puts it back" in said
+
+
+def test_of_a_host_that_does_not_answer_what_was_worse_stays_out(tmp_path: Path) -> None:
+    said, back = judged(tmp_path, LOST, worse=["gpu1-one"], refused=[])
+    assert back == [[["gpu1-two", "gpu1-three"], True]] * 2
+    assert "Connection refused). As it was worse, it stays out" in said
+
+
+def test_what_went_back_and_what_could_not_be_judged_is_put_back(tmp_path: Path) -> None:
+    everything = ["gpu1-one", "gpu1-two", "gpu1-three"]
+    said, back = judged(tmp_path / "back", HERE, worse=["gpu1-one"], refused=[])
+    assert back == [[everything, True]] * 2
+    assert "Back on what served before: gpu1-one, gpu1-two." in said
+    said, back = judged(tmp_path / "not-judged", HERE, worse=[], refused=["one", "two"])
+    assert back == [[everything, True]] * 2
+    assert "gpu1-two did not go back (Its release is gone). It is put back in the routes as it is." in said
+
+
+def test_a_proxy_that_gets_the_key_of_the_inventory_in_the_same_run_does_not_ask_with_the_former(
+    tmp_path: Path,
+) -> None:
+    """proxy1 takes part, proxy2 does not."""
+    _said, back = judged(tmp_path, HERE, worse=[], refused=[], fails=False)
+    assert [check for _servers, check in back] == [False, True]

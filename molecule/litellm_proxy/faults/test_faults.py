@@ -150,7 +150,7 @@ def test_a_stream_from_before_a_reload_has_ended_before_its_instance_is_out(lab,
 
 
 def test_a_canary_gets_its_share_alone_and_is_judged_by_what_it_answered(lab):
-    """Of 2 instances one is tried, as good as the other; then broken, which the share alone sees."""
+    """Of 2 instances one is tried, as good as the other; then broken in each way, which the share alone sees."""
     with proxy.load() as requests:
         assert proxy.drain("out", "role2-one").returncode == 0
         done = proxy.canary("role2-one", share=20, seconds=15, requests=5)
@@ -160,12 +160,27 @@ def test_a_canary_gets_its_share_alone_and_is_judged_by_what_it_answered(lab):
     others = int(re.search(r"the others of tiny: (\d+) requests", done.stdout)[1])
     assert 0.08 < asked / (asked + others) < 0.4, (asked, others)
     assert proxy.servers(lab)["role2-one"] == "DRAIN"
-    proxy.mode(lab, 8001, "broken")
-    with proxy.load() as requests:
-        done = proxy.canary("role2-one", share=20, seconds=60, requests=5)
+    for mode in ("broken", "refusing", "hanging"):
+        proxy.mode(lab, 8001, mode)
+        with proxy.load() as requests:
+            done = proxy.canary("role2-one", share=20, seconds=60, requests=5)
+        assert done.returncode != 0, mode
+        assert re.search(r'"worse": \[\s*"role2-one"', done.stdout), done.stdout
+        assert 0 < len(proxy.failed(requests)) < 0.5 * len(requests), mode
+        proxy.mode(lab, 8001, "ok")
+    assert proxy.drain("in", "role2-one").returncode == 0
+
+
+def test_an_instance_with_another_key_is_not_put_back(lab):
+    """As after a rollback past a change of the key; its /health says 200."""
+    assert proxy.drain("out", "role2-one").returncode == 0
+    proxy.mode(lab, 8001, "rekeyed")
+    done = proxy.drain("in", "role2-one")
     assert done.returncode != 0
-    assert "It was not tried any longer" in done.stdout
-    assert 0 < len(proxy.failed(requests)) < 0.5 * len(requests)
+    assert "role2-one: refused the key that this proxy asks with" in done.stdout + done.stderr
+    assert "key-of-the-instances-sought-by-tests" not in done.stdout + done.stderr
+    assert proxy.servers(lab)["role2-one"] == "DRAIN"
+    assert {proxy.chat(lab)[0] for _unused in range(4)} == {200}
     proxy.mode(lab, 8001, "ok")
     assert proxy.drain("in", "role2-one").returncode == 0
 

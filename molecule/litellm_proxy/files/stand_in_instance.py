@@ -2,8 +2,8 @@
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 """An OpenAI-compatible server that answers with its own name, and breaks on demand: ``stand_in_instance.py PORT KEY``.
 
-POST /mode takes ``ok``, ``mute`` (accepts and never answers), ``broken`` (500 to completions, healthy otherwise) and
-``slow`` (streams for 45 s).
+POST /mode takes ``ok``, ``mute`` (accepts and never answers), ``slow`` (streams for 45 s), and, healthy otherwise,
+``broken`` (500 to completions), ``refusing`` (400), ``hanging`` (no answer) and ``rekeyed`` (401 to KEY).
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ class Instance(http.server.BaseHTTPRequestHandler):
     def log_message(self, *unused: object) -> None:
         """Say nothing."""
 
+    def knows_key(self) -> bool:
+        return mode != "rekeyed" and self.headers["Authorization"] == f"Bearer {KEY}"
+
     def do_GET(self) -> None:
         if mode == "mute":
             time.sleep(1000)
-        self.answer(200, {} if self.path == "/health" else {"path": self.path})
+        self.answer(200 if self.path == "/health" or self.knows_key() else 401, {"path": self.path})
 
     def do_POST(self) -> None:
         global mode  # noqa: PLW0603 - one mode for all connections
@@ -37,12 +40,15 @@ class Instance(http.server.BaseHTTPRequestHandler):
             mode = content.decode()
             self.answer(200, {"mode": mode})
             return
-        if mode == "mute":
+        if mode in ("mute", "hanging"):
             time.sleep(1000)
         if mode == "broken":
             self.answer(500, {"error": {"message": "the engine is broken", "type": "InternalServerError", "code": 500}})
             return
-        if self.headers["Authorization"] != f"Bearer {KEY}":
+        if mode == "refusing":
+            self.answer(400, {"error": {"message": "no chat template", "type": "BadRequestError", "code": 400}})
+            return
+        if not self.knows_key():
             self.answer(401, {"error": {"message": "Unauthorized", "type": "unauthorized", "code": 401}})
             return
         asked = json.loads(content)
