@@ -55,7 +55,7 @@ def serve() -> Iterator[Callable[[Answer], str]]:
             def do(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 status, content = answer(self.path, json.loads(body or b"{}"), dict(self.headers))
-                text = json.dumps(content).encode()
+                text = content if isinstance(content, bytes) else json.dumps(content).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
@@ -89,7 +89,7 @@ def step(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def ready(url: str, process: subprocess.Popen[bytes], record: Path, seconds: str = "20", **more: str):
+def ready(url: str, process: subprocess.Popen[bytes], record: Path, seconds: str = "100", **more: str):
     return step("completion", seconds, str(record), ONPREM_VLLM_URL=url, MAINPID=str(process.pid), **more)
 
 
@@ -513,6 +513,49 @@ def test_an_instance_on_the_cpu_waits_for_no_gpu(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def leaving(tmp_path: Path, url: str, seconds: str = "30") -> float:
+    """Seconds that ``leave`` took of a process which was started with ``url``, where nft does as it is told."""
+    (tmp_path / "nft").write_text("#!/bin/sh\ncat >&2\n")
+    (tmp_path / "nft").chmod(0o755)
+    process = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], "ONPREM_VLLM_URL": url})
+    try:
+        began = time.monotonic()
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        new = "http://127.0.0.1:9"  # the current generation may be another one
+        done = step("leave", "glm", seconds, PATH=path, MAINPID=str(process.pid), ONPREM_VLLM_URL=new)
+        assert (done.returncode, done.stderr) == (0, "")
+        return time.monotonic() - began
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_stops_answers_first_and_no_longer_than_it_may(serve, tmp_path: Path) -> None:
+    """By the metrics of the generation that runs; of several engines, one at work is enough."""
+    counts = iter([(1, 0), (0, 2), (0, 0), (3, 0)])
+    asked = []
+
+    def metrics(path, _content, _headers):
+        asked.append(path)
+        running, waiting = next(counts, (0, 0))
+        lines = [
+            f'vllm:num_requests_{name}{{engine="{engine}",model_name="a b"}} {float(count if engine else 0)}'
+            for name, count in (("running", running), ("waiting", waiting))
+            for engine in (0, 1)
+        ]
+        return 200, "\n".join(["# TYPE vllm:num_requests_running gauge", *lines, "process_x 9.0"]).encode()
+
+    leaving(tmp_path, serve(metrics))
+    assert asked == ["/metrics"] * 8, "four of them after the last one at work"
+    assert 1.9 < leaving(tmp_path, serve(lambda *_unused: (200, b"vllm:num_requests_running 1.0\n")), "2") < 10
+    assert leaving(tmp_path, serve(lambda *_unused: (404, {})), "30") < 10
+
+
+def test_what_has_ended_has_nothing_to_answer() -> None:
+    done = step("leave", "glm", "30", PATH="/nonexistent")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 TWO_HOSTS = """
 unshare --net sleep 60 & far=$!
 trap 'kill $far %%' EXIT
@@ -525,6 +568,14 @@ nsenter --net=/proc/$far/ns/net sh -c 'ip address add 192.0.2.2/24 dev far; ip l
 python3 -m http.server 8000 --directory /var/empty >/dev/null 2>&1 &
 ask() { "$@" curl --silent --output /dev/null --max-time 5 --write-out '%{http_code} ' http://192.0.2.1:8000/ || true; }
 until ask | grep -q 404; do sleep 0.05; done
+coproc talk { nsenter --net=/proc/$far/ns/net python3 -c '
+import socket
+connection = socket.create_connection(("192.0.2.1", 8000))
+print("connected", flush=True)
+input()
+connection.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+print(connection.recv(12).decode().split()[1], flush=True)'; }
+read -r said <&${talk[0]}
 for word in shut shut moved open open; do
   # Meanwhile the instance's configuration may name another port: what was shut is opened all the same.
   if [ $word = moved ]; then ONPREM_VLLM_URL=http://127.0.0.1:9 python3 -I "$READINESS" open glm-5.2
@@ -532,6 +583,8 @@ for word in shut shut moved open open; do
   ask nsenter --net=/proc/$far/ns/net
   ask
   ask setpriv --reuid=65534
+  # Who was connected before is answered.
+  if [ -n "$said" ]; then echo >&${talk[1]}; read -r said <&${talk[0]}; echo $said; said=; fi
 done
 nft list tables
 """
@@ -547,7 +600,7 @@ def test_a_shut_port_refuses_others_and_other_users_answers_root_and_opens_again
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == [*("000", "404", "000") * 2, *["404"] * 9]
+    assert done.stdout.split() == [*("000", "404", "000"), "404", *("000", "404", "000"), *["404"] * 9]
 
 
 def test_a_port_that_cannot_be_shut_is_told_and_stops_no_start(tmp_path: Path) -> None:

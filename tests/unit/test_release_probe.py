@@ -99,8 +99,8 @@ def test_every_directive_of_the_unit_is_in_the_sandbox_but_those_of_its_life() -
     names = [line.partition("=")[0] for line in service.splitlines() if line and not line.startswith("#")]
     kept = [one.partition("=")[0] for one in sandbox(text)]
     assert {*names} - {*kept} == {
-        *("Type", "SyslogIdentifier", "EnvironmentFile", "ExecStartPre", "ExecStart", "ExecStartPost", "ExecStopPost"),
-        *("TimeoutStartSec", "TimeoutStopSec", "KillSignal", "KillMode", "SuccessExitStatus"),
+        *("Type", "SyslogIdentifier", "EnvironmentFile", "ExecStartPre", "ExecStart", "ExecStartPost", "ExecStop"),
+        *("ExecStopPost", "TimeoutStartSec", "TimeoutStopSec", "KillSignal", "KillMode", "SuccessExitStatus"),
         *("Restart", "RestartSec", "RestartPreventExitStatus"),
     }
     assert [name for name in names if name in kept] == kept

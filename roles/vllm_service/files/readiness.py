@@ -7,6 +7,7 @@ vLLM will ask for.
 ``readiness.py caches`` removes compiled graphs that a killed process left half written; run as the service itself.
 ``readiness.py shut INSTANCE`` lets nobody but this host's root reach the instance's port, ``open INSTANCE`` everybody
 whom the firewall lets in.
+``readiness.py leave INSTANCE SECONDS`` shuts the port and waits until what was asked before is answered.
 ``readiness.py completion SECONDS RECORD`` waits for one real completion (of a model that has none, for an embedding or
 what else it makes of a text), asks one request of every kind so that no user waits for a compilation, and writes
 RECORD. It ends at once when the main process does: systemd 252 waits for an ExecStartPost= even when what it waits for
@@ -73,6 +74,8 @@ BURST = 16
 PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather now", "parameters": PLACE}}
 LEAST_S = 1.0  # less is no time to answer in
+AT_WORK = re.compile(r"^vllm:num_requests_(?:running|waiting)\b.* ([\d.eE+]+)$", re.MULTILINE)
+IDLE_LOOKS = 4  # a request that just came is not counted yet
 IMAGE_SIDE = 448  # pixels; a multiple of 14, 16, 28 and 32, the patches of the usual vision encoders
 
 Ask = Callable[[float], str]  # a request, given until when its answer counts
@@ -101,9 +104,12 @@ def main(words: list[str]) -> int:
             if root := os.environ.get("VLLM_CACHE_ROOT"):  # the plan's; without one it lies where nobody said
                 clear_half_written(Path(root))
         elif len(words) == 2 and words[0] == "shut":
-            shut_port(words[1])
+            if said := shut_port(words[1]):
+                print(f"readiness: others reach the port while the instance warms up: {said}", file=sys.stderr)
         elif len(words) == 2 and words[0] == "open":
             open_port(words[1])
+        elif len(words) == 3 and words[0] == "leave":
+            leave(words[1], float(words[2]))
         elif len(words) == 3 and words[0] == "completion":
             wait_for_completion(float(words[1]), Path(words[2]))
         else:
@@ -189,24 +195,22 @@ def clear_half_written(root: Path) -> None:
             shutil.rmtree(index.parent)
 
 
-def shut_port(instance: str) -> None:
-    """Refuse connections to the instance's port but these steps' own, in a table of its own, until ``open_port``.
+def shut_port(instance: str) -> str:
+    """Refuse new connections to the instance's port but these steps' own, in a table of its own, until ``open_port``.
 
     vLLM's /health is 200 before the warm-up, so whoever goes by it, HAProxy's checks too, on this host as well, would
-    send requests that wait for compilations. Where this cannot be done the port is open meanwhile, which the journal
-    says.
+    send requests that wait for compilations. What went wrong is returned, and the port is open then.
     """
     port = urllib.parse.urlsplit(os.environ.get("ONPREM_VLLM_URL", "")).port
     if not port:
-        return
+        return "ONPREM_VLLM_URL names no port"
     table = _warming_table(instance)
-    refused = f'tcp dport {port} reject with tcp reset comment "warming up"'
+    refused = f'tcp dport {port} tcp flags & (syn | ack) == syn reject with tcp reset comment "not ready"'
     chains = "".join(
         f"chain {hook} {{\ntype filter hook {hook} priority -10; policy accept;\n{whose} {refused}\n}}\n"
         for hook, whose in (("input", 'iif != "lo"'), ("output", 'oif "lo" meta skuid != 0'))
     )
-    if said := _nft(f"{_gone(table)}table inet {table} {{\n{chains}}}\n"):
-        print(f"readiness: others reach the port while the instance warms up: {said}", file=sys.stderr)
+    return _nft(f"{_gone(table)}table inet {table} {{\n{chains}}}\n")
 
 
 def open_port(instance: str) -> None:
@@ -214,6 +218,37 @@ def open_port(instance: str) -> None:
     table = _warming_table(instance)
     if shutil.which("nft") and (said := _nft(_gone(table))):
         print(f"readiness: others reach the port after `nft delete table inet {table}` alone: {said}", file=sys.stderr)
+
+
+def leave(instance: str, seconds: float) -> None:
+    """Before vLLM is told to stop: take no more connections, and return once it has answered, or when time is up.
+
+    What comes while it stops vLLM answers with 500 ("cannot schedule new futures after shutdown", 0.28.0), and no proxy
+    asks that of another instance; a refused connection every one does. The old process has the port of its own
+    generation, which is not always the current one.
+    """
+    try:
+        started_with = Path(f"/proc/{int(os.environ['MAINPID'])}/environ").read_text(encoding="utf-8", errors="replace")
+    except (KeyError, ValueError, OSError):
+        return  # it has ended by itself
+    os.environ.update(entry.split("=", 1) for entry in started_with.split("\0") if entry.startswith("ONPREM_VLLM_"))
+    if said := shut_port(instance):
+        print(f"readiness: what is asked while vLLM stops is refused with 500: {said}", file=sys.stderr)
+        return
+    until = time.monotonic() + seconds
+    idle = 0
+    while idle < IDLE_LOOKS and time.monotonic() < until:
+        idle = 0 if _busy() else idle + 1
+        time.sleep(0.25)
+
+
+def _busy() -> bool:
+    """Whether vLLM's metrics tell of requests that it works on; one that tells nothing has none."""
+    try:
+        status, text = _request("/metrics", None, time.monotonic())
+    except (StillStarting, NotReady):
+        return False
+    return status == 200 and any(float(found) > 0 for found in AT_WORK.findall(text))
 
 
 def _warming_table(instance: str) -> str:
