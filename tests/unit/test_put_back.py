@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -79,3 +80,17 @@ def test_where_a_proxy_does_not_answer_nothing_is_taken_out_and_the_others_are_p
     assert "it restarts" not in said
     assert "ok: [gpu1 -> proxy2]" in done.stdout.partition(BACK)[2]
     assert "may be out of its routes still" not in said
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_host_that_is_a_proxy_too_is_rebooted_only_where_its_outage_is_accepted(
+    tmp_path: Path, accepted: bool
+) -> None:
+    away = {**LOST, "ansible_host": "127.0.0.2"}
+    hosts = inventory(tmp_path, vllm={"gpu1": LOST, "gpu2": away}, proxy={"gpu2": {}})
+    given = ("-e", json.dumps({"ansible_become": False, "vllm_accept_outage": accepted}))
+    done = ansible_playbook("-i", "inventory/example", "-i", hosts, "playbooks/reboot.yml", *given)
+    assert done.returncode != 0
+    assert ("gpu2 is in group proxy, too" in done.stdout) is not accepted
+    assert ("PLAY [Reboot, host by host]" in done.stdout) is accepted
+    assert ("--limit 'all:!gpu2'" in done.stdout) is not accepted
