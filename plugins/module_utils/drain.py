@@ -140,21 +140,31 @@ def _refuse(found: Sequence[Server], names: Sequence[str], limits: Limits) -> No
     problems = []
     # One that is down serves nobody: taking it out makes none fewer.
     for backend in sorted({one.backend for one in found if one.name in names and one.up}):
+        name = backend.removeprefix(PREFIX)
         model = [one for one in found if one.backend == backend]
         left = [one for one in model if one.up and one.name not in names]
         out = [one for one in model if not one.up or one.name in names]
+        together = [one for one in out if one.name in names]
         if not left and not limits.outage:
-            problems.append(f"{backend.removeprefix(PREFIX)} would have no instance left that is ready")
-        elif left and len(out) > limits.unavailable:
             problems.append(
-                f"{len(out)} instances of {backend.removeprefix(PREFIX)} would be out at a time "
-                f"({', '.join(sorted(one.name for one in out))}), and vllm_max_unavailable is {limits.unavailable}"
+                f"{name} would have no instance left that is ready. Wait until others are, give the model one on "
+                "another host, or accept the outage with vllm_accept_outage."
+            )
+        elif left and len(out) > limits.unavailable:
+            # One call takes out what is restarted together, which is what one host has of a model.
+            remedy = (
+                f"Those of one host go out together: set vllm_max_unavailable to {len(out)}, if what is left can take "
+                "all requests."
+                if len(together) > 1
+                else "Wait until the others are ready, or raise it."
+            )
+            problems.append(
+                f"{len(out)} instances of {name} would be out at a time "
+                f"({', '.join(sorted(one.name for one in out))}), and vllm_max_unavailable is {limits.unavailable}. "
+                f"{remedy}"
             )
     if problems:
-        raise DrainRefused(
-            "; ".join(problems) + ". Nothing was taken out. Wait until the others are ready, give the model another "
-            "instance, or accept the outage with vllm_accept_outage."
-        )
+        raise DrainRefused(f"{' '.join(problems)} Nothing was taken out.")
 
 
 def _lock(path: Path) -> AbstractContextManager[None]:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 from typing import Protocol
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.onprem.vllm.plugins.module_utils import proxy
 from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
     LOCK,
@@ -24,6 +27,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
 )
 from ansible_collections.onprem.vllm.plugins.module_utils.host_lock import HostLocked, host_lock
 from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate import Certificate
+from ansible_collections.onprem.vllm.plugins.modules import drain as module
 
 from .test_proxy import made
 
@@ -141,6 +145,21 @@ def test_who_does_not_end_is_named_and_the_wait_is_bounded(tmp_path: Path) -> No
         ({"a": "UP", "b": "DRAIN"}, ["a"], Limits(unavailable=2), "m would have no instance left"),
         ({"a": "UP", "b": "UP", "c": "UP"}, ["a", "b"], Limits(), "2 instances of m would be out at a time (a, b)"),
         ({"a": "UP", "b": "UP", "c": "DOWN"}, ["a"], Limits(), "2 instances of m would be out at a time (a, c)"),
+        # What an accepted outage does not help, it is not the remedy of.
+        ({"a": "UP", "b": "UP", "c": "DOWN"}, ["a"], Limits(outage=True), "is 1. Wait until the others are ready, or"),
+        (
+            {"a": "UP", "b": "UP", "c": "UP"},
+            ["a", "b"],
+            Limits(),
+            "one host go out together: set vllm_max_unavailable to 2",
+        ),
+        (
+            {"a": "UP", "b": "UP", "c": "UP", "d": "DOWN"},
+            ["a", "b"],
+            Limits(unavailable=2),
+            "vllm_max_unavailable to 3",
+        ),
+        ({"a": "UP", "b": "UP"}, ["a", "b"], Limits(unavailable=2), "or accept the outage with vllm_accept_outage"),
     ],
 )
 def test_too_many_are_refused_and_none_is_touched(tmp_path, status, names, limits, message):
@@ -296,3 +315,26 @@ def test_those_without_requests_are_told(tmp_path: Path) -> None:
             {"name": "a", "model": "m", "status": "DRAIN"},
             {"name": "c", "model": "m", "status": "DOWN 1/2"},
         ]
+
+
+def test_the_module_tells_which_of_those_asked_for_get_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that are not in the routes may be asked past them."""
+    path = tmp_path / "s"
+    monkeypatch.setattr(module, "SOCKET", path)
+    for name in ("put_back", "away"):
+        monkeypatch.setattr(module, name, functools.partial(getattr(module, name), path=path))
+
+    def serving() -> list[str]:
+        asked = {"servers": ["a", "b", "c", "new"], "state": "in", "_ansible_check_mode": True}
+        with patch_module_args(asked), pytest.raises(SystemExit):
+            module.main()
+        found: list[str] = json.loads(capsys.readouterr().out)["serving"]
+        return found
+
+    assert serving() == ["a", "b", "c", "new"]  # no HAProxy runs
+    haproxy = HAProxy(a="DRAIN", b="UP", c="DOWN")
+    with running(haproxy, path):
+        assert serving() == ["b", "new"]
+    assert haproxy.orders == []
