@@ -73,6 +73,11 @@ busy:
   returned: success
   type: list
   elements: str
+serving:
+  description: Those of O(servers) that get requests as far as HAProxy knows, with those that are not in its routes.
+  returned: success
+  type: list
+  elements: str
 away:
   description: All instances of the routes that get no requests now, taken out or not answering, with model and status.
   returned: success
@@ -104,7 +109,7 @@ def main() -> None:
     given = module.params
     if not SOCKET.exists():
         said = "HAProxy does not run here, so nothing leads to the instances"
-        module.exit_json(changed=False, busy=[], away=[], msg=said)
+        module.exit_json(changed=False, busy=[], serving=given["servers"], away=[], msg=said)
     limits = Limits(given["max_unavailable"], given["accept_outage"], given["wait_s"])
     try:
         if given["state"] == "out":
@@ -118,7 +123,8 @@ def main() -> None:
         module.fail_json(msg=str(error))
     if busy:
         module.warn(f"{', '.join(busy)} still had requests after {given['wait_s']} s; they may be cut off.")
-    module.exit_json(changed=changed, busy=busy, away=out)
+    serving = [name for name in given["servers"] if name not in {one["name"] for one in out}]
+    module.exit_json(changed=changed, busy=busy, serving=serving, away=out)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 from typing import Protocol
 
 import pytest
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.onprem.vllm.plugins.module_utils import proxy
 from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
     LOCK,
@@ -24,6 +27,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
 )
 from ansible_collections.onprem.vllm.plugins.module_utils.host_lock import HostLocked, host_lock
 from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate import Certificate
+from ansible_collections.onprem.vllm.plugins.modules import drain as module
 
 from .test_backend_keys import instance
 from .test_proxy import made
@@ -342,3 +346,26 @@ def test_those_without_requests_are_told(tmp_path: Path) -> None:
             {"name": "a", "model": "m", "status": "DRAIN"},
             {"name": "c", "model": "m", "status": "DOWN 1/2"},
         ]
+
+
+def test_the_module_tells_which_of_those_asked_for_get_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that are not in the routes may be asked past them."""
+    path = tmp_path / "s"
+    monkeypatch.setattr(module, "SOCKET", path)
+    for name in ("put_back", "away"):
+        monkeypatch.setattr(module, name, functools.partial(getattr(module, name), path=path))
+
+    def serving() -> list[str]:
+        asked = {"servers": ["a", "b", "c", "new"], "state": "in", "_ansible_check_mode": True}
+        with patch_module_args(asked), pytest.raises(SystemExit):
+            module.main()
+        found: list[str] = json.loads(capsys.readouterr().out)["serving"]
+        return found
+
+    assert serving() == ["a", "b", "c", "new"]  # no HAProxy runs
+    haproxy = HAProxy(a="DRAIN", b="UP", c="DOWN")
+    with running(haproxy, path):
+        assert serving() == ["b", "new"]
+    assert haproxy.orders == []

@@ -174,3 +174,13 @@ def test_teardown_takes_the_roles_back_in_reverse() -> None:
     # Preflight only looks.
     assert (proxy, vllm, mirror) == tuple(roles[:-1] for roles in wanted.values())
     assert {roles[-1] for roles in wanted.values()} == {"preflight"}
+
+
+def test_a_variable_has_the_default_in_playbooks_that_is_documented() -> None:
+    documented = yaml.safe_load((COLLECTION / "catalogue" / "inventory.yml").read_text(encoding="utf-8"))["variables"]
+    texts = [path.read_text(encoding="utf-8") for path in PLAYBOOKS.rglob("*.yml")]
+    found = {one for text in texts for one in re.findall(r"\b(vllm_\w+) \| default\(([\d.]+|true|false)\)", text)}
+    assert {("vllm_reboot_timeout_s", "1800"), ("vllm_drain_timeout_s", "600")} < found
+    assert {name: yaml.safe_load(value) for name, value in found if "default" in documented[name]} == {
+        name: documented[name]["default"] for name, _value in found if "default" in documented[name]
+    }

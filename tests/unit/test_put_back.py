@@ -192,3 +192,17 @@ def test_a_proxy_that_gets_the_key_of_the_inventory_in_the_same_run_does_not_ask
     """proxy1 takes part, proxy2 does not."""
     _said, back = judged(tmp_path, HERE, worse=[], refused=[], fails=False)
     assert [check for _servers, check in back] == [False, True]
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_host_that_is_a_proxy_too_is_rebooted_only_where_its_outage_is_accepted(
+    tmp_path: Path, accepted: bool
+) -> None:
+    away = {**LOST, "ansible_host": "127.0.0.2"}
+    hosts = inventory(tmp_path, vllm={"gpu1": LOST, "gpu2": away}, proxy={"gpu2": {}})
+    given = ("-e", json.dumps({"ansible_become": False, "vllm_accept_outage": accepted}))
+    done = ansible_playbook("-i", "inventory/example", "-i", hosts, "playbooks/reboot.yml", *given)
+    assert done.returncode != 0
+    assert ("gpu2 is in group proxy, too" in done.stdout) is not accepted
+    assert ("PLAY [Reboot, host by host]" in done.stdout) is accepted
+    assert ("--limit 'all:!gpu2'" in done.stdout) is not accepted

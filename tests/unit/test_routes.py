@@ -5,11 +5,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan import compose_plan
 from ansible_collections.onprem.vllm.plugins.plugin_utils.routes import compose_routes, key_variable, route_keys, slug
+from ansible_collections.onprem.vllm.tests.unit.test_inventory import PLAYBOOKS, ansible_playbook
 
 KEY = "the-key-of-the-instances"
 
@@ -153,3 +157,42 @@ def test_the_proxy_s_own_plan():
     assert ("vllm_release", "release litellm-1.108.7 is one of litellm") in [
         (one["where"], one["what"]) for one in swapped["problems"]
     ]
+
+
+@pytest.mark.parametrize("limit", ["all", "proxy1", "all:!gpu1"])
+def test_a_host_that_fails_is_lost_or_left_out_stays_in_the_routes(tmp_path: Path, limit: str) -> None:
+    """What the play of prepare.yml composes is what front.yml gives the proxy, whatever becomes of hosts meanwhile."""
+    hosts = {
+        "gpu1": {},
+        "gpu2": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1},
+        "gpu3": {"fails": True},
+        "gpu4": {},
+    }
+    given = variables(ansible_connection="local", litellm_proxy_master_key="sk-0123456789-0123456789")
+    groups = {"vllm": {"hosts": hosts}, "proxy": {"hosts": {"proxy1": {"vllm_address": "10.0.0.9"}}}}
+    inventory = {"all": {"vars": given, "children": groups}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory), encoding="utf-8")
+    [plan] = [
+        play
+        for play in yaml.safe_load((PLAYBOOKS / "prepare.yml").read_text(encoding="utf-8"))
+        if play["name"] == "Plan every host, from the inventory alone"
+    ]
+    [front] = yaml.safe_load((PLAYBOOKS / "front.yml").read_text(encoding="utf-8"))
+    [role] = [one for one in front["roles"] if one["role"] == "onprem.vllm.litellm_proxy"]
+    meanwhile = [{"ping": {}}, {"fail": {}, "when": "fails | default(false)"}]
+    show = {"copy": {"content": role["litellm_proxy_models"], "dest": str(tmp_path / "models.json")}}
+    plays = [
+        plan,
+        {"hosts": "vllm", "gather_facts": False, "tasks": meanwhile},
+        {"hosts": "proxy", "gather_facts": False, "tasks": [show]},
+    ]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(plays), encoding="utf-8")
+    done = ansible_playbook("-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "--limit", limit)
+    recap = {name: (int(lost), int(failed)) for name, lost, failed in RECAP.findall(done.stdout)}
+    if limit != "proxy1":
+        assert (recap["gpu2"], recap["gpu3"]) == ((1, 0), (0, 1)), done.stdout
+    [model] = json.loads((tmp_path / "models.json").read_text())
+    assert [one["name"] for one in model["servers"]] == ["gpu1-a", "gpu2-a", "gpu3-a", "gpu4-a"]
+
+
+RECAP = re.compile(r"^(\w+) +: .*unreachable=(\d+) +failed=(\d+)", re.MULTILINE)

@@ -9,7 +9,8 @@ import re
 
 NEIGHBOUR = {"role1": "role2", "role2": "role1"}
 # Who gets in where, of: the controller, the neighbouring host. Port 8002 is open to no network, 9100 to nobody's word.
-WANTED = {22: (True, False), 8000: (True, False), 8001: (True, True), 8002: (False, False), 9100: (False, False)}
+WANTED = {22: (True, False), 443: (True, False), 8000: (True, False), 8001: (True, True)}
+WANTED |= {8002: (False, False), 9100: (False, False)}
 
 # All at once, for a dropped connection answers nothing and each would be waited for.
 PROBE = """

@@ -1,0 +1,148 @@
+# Copyright: onprem.vllm founders
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""serve.yml by the real ansible-playbook, its steps replaced by their names: who goes when, and what a failure ends."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.onprem.vllm.tests.unit.test_inventory import PLAYBOOKS, ansible_playbook
+
+START = "Start each instance, ready by a completion of its own"
+UP: dict[str, Any] = {"interrupted": ["m"], "routed": [{"serving": ["m"]}]}
+DOWN: dict[str, Any] = {"interrupted": []}
+MUTE: dict[str, Any] = {"interrupted": ["m"], "routed": [{"serving": []}, {"serving": []}]}
+PROXIES = ("proxy1",)
+
+
+def stand_in(task: dict[str, Any]) -> dict[str, Any]:
+    """A task of serve.yml without its effect: it fails on the hosts for which ``broken`` names it."""
+    kept = {name: value for name, value in task.items() if name in ("name", "when", "tags", "ignore_unreachable")}
+    if task["name"] == "Look which are restarted or removed":
+        return {**kept, "set_fact": {"vllm_service_result": {"interrupted": "{{ interrupted }}"}}}
+    if task["name"] == "Look which of them get requests now":
+        return {**kept, "set_fact": {"__routed": {"results": "{{ routed | default([]) }}"}}}
+    if "ansible.builtin.group_by" in task or "ansible.builtin.set_fact" in task:
+        return task
+    if sections := {
+        name: [stand_in(one) for one in task[name]] for name in ("block", "rescue", "always") if name in task
+    }:
+        return {**kept, **sections}
+    if "left_alone" in str(task):
+        return {**task, "ansible.builtin.import_tasks": str(PLAYBOOKS / "tasks" / "left_alone.yml")}
+    return {**kept, "assert": {"that": "'" + task["name"] + "' not in broken | default([])"}}
+
+
+def serve(
+    folder: Path, hosts: dict[str, dict[str, Any]], *arguments: str, proxies: tuple[str, ...] = PROXIES, **given: Any
+) -> subprocess.CompletedProcess[str]:
+    plays = yaml.safe_load((PLAYBOOKS / "serve.yml").read_text(encoding="utf-8"))
+    for play in plays:
+        play["tasks"] = [stand_in(task) for task in play["tasks"]]
+        play["become"] = False
+    front = {"hosts": "proxy", "gather_facts": False, "tasks": [{"name": "Front", "debug": {}}]}
+    (folder / "play.yml").write_text(yaml.safe_dump([*plays, front]), encoding="utf-8")
+    instances = [{"name": "m", "served_model_name": "model", "port": 8000}]
+    variables = {
+        "ansible_connection": "local",
+        "vllm_plans": {host: {"instances": instances, "firewall": {"ports": []}} for host in hosts},
+        **given,
+    }
+    groups = {"vllm": {"hosts": hosts}, **({"proxy": {"hosts": dict.fromkeys(proxies)}} if proxies else {})}
+    (folder / "hosts.yml").write_text(
+        yaml.safe_dump({"all": {"vars": variables, "children": groups}}), encoding="utf-8"
+    )
+    return ansible_playbook("-i", str(folder / "hosts.yml"), str(folder / "play.yml"), *arguments)
+
+
+def batches(done: subprocess.CompletedProcess[str], task: str = START) -> list[list[str]]:
+    """The hosts on which a task was run, by batch."""
+    tasks = re.findall(rf"^TASK \[{re.escape(task)}\].*?(?=^TASK|^PLAY)", done.stdout, re.DOTALL | re.MULTILINE)
+    return [sorted(re.findall(r"^(?:ok|fatal): \[(\w+)\]", one, re.MULTILINE)) for one in tasks]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "order"),
+    [
+        ({"gpu1": UP, "gpu2": DOWN, "gpu3": UP, "gpu4": MUTE}, [["gpu2", "gpu4"], ["gpu1"], ["gpu3"]]),
+        # Of two proxies one sends requests, or does not answer.
+        ({"gpu1": UP, "gpu2": {**MUTE, "routed": [{"serving": ["m"]}, {"serving": []}]}}, [["gpu1"], ["gpu2"]]),
+        ({"gpu1": UP, "gpu2": {**MUTE, "routed": [{"unreachable": True}, {"serving": []}]}}, [["gpu1"], ["gpu2"]]),
+        ({"gpu1": DOWN, "gpu2": DOWN}, [["gpu1", "gpu2"]]),
+    ],
+)
+def test_what_is_down_goes_first_and_at_once_and_what_serves_one_after_the_other(
+    tmp_path: Path, hosts: dict[str, dict[str, Any]], order: list[list[str]]
+) -> None:
+    done = serve(tmp_path, hosts)
+    assert done.returncode == 0, done.stdout
+    assert batches(done) == order
+    assert batches(done, "Front") == [["proxy1"]]
+    assert "WARNING" not in done.stdout + done.stderr
+
+
+def test_without_a_proxy_all_go_at_once(tmp_path: Path) -> None:
+    assert batches(serve(tmp_path, {"gpu1": UP, "gpu2": DOWN}, proxies=())) == [["gpu1", "gpu2"]]
+
+
+def test_tags_that_leave_the_look_out_change_all_at_once(tmp_path: Path) -> None:
+    done = serve(tmp_path, {"gpu1": UP, "gpu2": UP}, "--tags", "nftables")
+    assert batches(done, "Go on only where the firewall stands") == [["gpu1", "gpu2"]]
+
+
+@pytest.mark.parametrize(
+    ("canary", "proxies", "order"),
+    [
+        (0, PROXIES, ["gpu3", "gpu1", "gpu2"]),
+        (10, PROXIES, ["gpu1", "gpu2", "gpu3"]),  # gpu3 would serve the new state before it was judged
+        (0, (), ["gpu1", "gpu2", "gpu3"]),
+    ],
+)
+def test_an_upgrade_tries_where_nothing_is_lost_or_the_canary(
+    tmp_path: Path, canary: int, proxies: tuple[str, ...], order: list[str]
+) -> None:
+    hosts = {"gpu1": UP, "gpu2": UP, "gpu3": DOWN}
+    given = {"__try_first": True, "__stop_at_first_failure": True, "__batches": [1], "vllm_canary_share": canary}
+    assert batches(serve(tmp_path, hosts, proxies=proxies, **given)) == [[host] for host in order]
+
+
+@pytest.mark.parametrize(("step", "stop"), [("Take out", False), (START, False), (START, True)])
+def test_a_host_that_fails_ends_the_run_which_says_what_was_not_touched(tmp_path: Path, step: str, stop: bool) -> None:
+    hosts = {"gpu1": {**UP, "broken": [step]}, "gpu2": UP, "gpu3": DOWN}
+    done = serve(tmp_path, hosts, "--limit", "vllm:proxy", __stop_at_first_failure=stop)
+    assert done.returncode != 0
+    assert batches(done, "Take out") == [["gpu3"], ["gpu1"]]
+    assert batches(done, "Front") == []
+    assert batches(done, "Put back") == [["gpu3"], ["gpu1"]]
+    said = " ".join(done.stdout.split())
+    assert "gpu1 failed, as the task before says. The run ends here; left as they were: gpu2, proxy1." in said
+    assert "--limit 'vllm:proxy:!gpu1'." in said
+
+
+def test_one_of_several_that_were_down_fails_alone(tmp_path: Path) -> None:
+    done = serve(tmp_path, {"gpu1": UP, "gpu2": {**DOWN, "broken": [START]}, "gpu3": DOWN})
+    assert done.returncode != 0
+    assert batches(done) == [["gpu2", "gpu3"], ["gpu1"]]
+    assert batches(done, "Front") == [["proxy1"]]
+    assert "gpu2 failed, as the task before says." in done.stdout
+    assert "The run ends here" not in done.stdout
+
+
+def test_all_that_were_down_fail_and_none_that_serves_is_tried(tmp_path: Path) -> None:
+    broken = {**DOWN, "broken": [START]}
+    done = serve(tmp_path, {"gpu1": UP, "gpu2": broken, "gpu3": broken})
+    assert batches(done) == [["gpu2", "gpu3"]]
+    said = " ".join(done.stdout.split())
+    assert "gpu2, gpu3 failed, as the task before says. The run ends here; left as they were: gpu1, proxy1." in said
+    assert "--limit 'all:!gpu2:!gpu3'." in said
+
+
+def test_a_host_that_failed_before_ends_nothing(tmp_path: Path) -> None:
+    done = serve(tmp_path, {"gpu1": {"interrupted": "{{ fails_here }}"}, "gpu2": UP, "gpu3": UP})
+    assert batches(done) == [["gpu2"], ["gpu3"]]
+    assert batches(done, "Front") == [["proxy1"]]
