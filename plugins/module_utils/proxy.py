@@ -548,11 +548,12 @@ def _carry_out(host: Host, *, check_mode: bool) -> dict[str, object]:
     changed = [file for file in [*haproxy, *litellm, *store] if not file.stands()]
     follow = host.store_is_due(store)
     others = host.others()
+    root = host.ca.root if host.proxy.certificate is None else None  # a given one is no business of the own CA
     result: dict[str, object] = {
         "issued": issued,
         "stopped": others,
         "diff": [file.difference() for file in changed],
-        "ca": host.ca.root.read_text(encoding="utf-8") if host.ca.root.is_file() else "",
+        "ca": root.read_text(encoding="utf-8") if root and root.is_file() else "",
     }
     if check_mode:
         wanted = read_environment(_named(litellm, "environment").decode())[DIGEST_VARIABLE]

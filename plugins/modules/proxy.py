@@ -163,7 +163,7 @@ stopped:
   type: list
   elements: str
 ca:
-  description: The own CA's root certificate, PEM; empty where there is none.
+  description: The own CA's root certificate, PEM; empty where there is none, or where O(certificate) is given.
   returned: success
   type: str
 """

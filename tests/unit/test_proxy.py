@@ -460,6 +460,14 @@ def test_a_certificate_is_read_without_a_file_that_a_killed_run_would_leave(
     assert ca.due(NAMES, 30) == ""
 
 
+@pytest.mark.usefixtures("told")
+def test_clients_are_handed_the_root_of_the_own_ca_only_where_it_signs(tmp_path: Path) -> None:
+    host = made(tmp_path)
+    given = host.ca.issue(NAMES)
+    assert bring_about(host, check_mode=True)["ca"] == host.ca.root.read_text(encoding="utf-8")
+    assert bring_about(made(tmp_path, certificate=given), check_mode=True)["ca"] == ""
+
+
 def test_a_certificate_that_does_not_fit_is_refused_before_a_file_is_written(tmp_path: Path) -> None:
     host = made(tmp_path, certificate=Certificate("no certificate", "no key"))
     with pytest.raises(ProxyFailed, match="do not belong together"):
