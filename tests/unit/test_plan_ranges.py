@@ -196,6 +196,30 @@ def test_memory_is_a_size_that_systemd_reads(name: str, value: str, right: bool)
     assert bool(found(name, value)) != right
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/metrics",
+        "/key/generate",
+        "/v1",
+        "/v1/",
+        "/v1/../key/generate",
+        "/v1//x",
+        "/v1/models /metrics",
+        "v1/models",
+        "",
+    ],
+)
+def test_a_path_that_is_not_below_v1_is_not_published(path: str) -> None:
+    [one] = found("litellm_proxy_paths.*", path)
+    assert "a path below /v1/" in one["remedy"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/audio/transcriptions", "/v1/vector_stores", "/v1/rerank"])
+def test_a_path_below_v1_is_right(path: str) -> None:
+    assert found("litellm_proxy_paths.*", path) == []
+
+
 def test_sizes_in_bytes() -> None:
     assert [size_bytes(text) for text in ("5", "2K", "1.5M", "1E")] == [5, 2048, 1.5 * 2**20, 2**60]
     assert size_bytes("5k") is None

@@ -57,9 +57,9 @@ def test_a_process_that_ends_comes_back_however_often(name: str) -> None:
     assert int(found["RestartSec"]) > 0
 
 
-def section(head: str) -> list[str]:
+def section(head: str, **variables: Any) -> list[str]:
     """The lines of one section of HAProxy's configuration."""
-    lines = text("haproxy.cfg.j2").splitlines()
+    lines = text("haproxy.cfg.j2", **variables).splitlines()
     begin = lines.index(head) + 1
     end = next((index for index in range(begin, len(lines)) if lines[index][:1].isalpha()), len(lines))
     return [line.strip() for line in lines[begin:end] if line.strip()]
@@ -92,3 +92,48 @@ def test_every_refusal_that_is_named_is_there() -> None:
 
 def test_no_request_is_sent_on_a_connection_that_a_server_may_just_close() -> None:
     assert "option http-server-close" in section("defaults")
+
+
+@pytest.mark.parametrize("mib", [1, 32, 256, 4096])
+def test_a_body_s_size_is_compared_in_64_bits_and_within_a_range(mib: int) -> None:
+    clients = section("frontend clients", litellm_proxy_body_limit_mib=mib)
+    assert clients[position(clients, "status 413")].endswith(f"unless {{ req.body_size 0:{mib << 23} }}")
+    assert f"http-request use-service lua.too_large unless {{ req.body_size 0:{mib << 20} }}" in clients
+    assert not [line for line in clients if not line.startswith("#") and "hdr_val" in line]
+
+
+def test_a_body_that_stops_coming_ends_its_request() -> None:
+    assert "filter lua.pace 7" in section("frontend clients", litellm_proxy_client_timeout_s=7)
+    assert 'core.register_filter("pace"' in (ROLE / "files" / "refuse.lua").read_text(encoding="utf-8")
+    # 2.6 does not lock what a filter does to a state that threads share.
+    assert [line.split()[0] for line in section("global") if line.startswith("lua-load")] == ["lua-load-per-thread"]
+
+
+def test_a_host_that_is_gone_without_a_word_is_noticed_in_25_s() -> None:
+    defaults = section("defaults")
+    for line in ("option srvtcpka", "srvtcpka-idle 10s", "srvtcpka-intvl 5s", "srvtcpka-cnt 3"):
+        assert line in defaults
+    assert "on-marked-down" not in [word for line in section("backend model-tiny") for word in line.split()]
+
+
+def test_an_address_of_ipv6_stands_in_brackets() -> None:
+    servers = [
+        {"name": "a", "address": "10.77.0.5", "port": 8001},
+        {"name": "b", "address": "fd77::5", "port": 8002},
+        {"name": "c", "address": "gpu1.example", "port": 8003},
+    ]
+    lines = section("backend model-tiny", litellm_proxy_models=[{**MODEL, "servers": servers}])
+    assert [line for line in lines if line.startswith("server ")] == [
+        "server a 10.77.0.5:8001",
+        "server b [fd77::5]:8002",
+        "server c gpu1.example:8003",
+    ]
+
+
+def test_each_model_has_its_path() -> None:
+    lines = section("frontend models", litellm_proxy_models=[MODEL, {**MODEL, "slug": "org-lone"}])
+    assert lines[position(lines, "no such model")].endswith("unless { path_beg /tiny/ /org-lone/ }")
+
+
+def test_journald_drops_no_line_of_haproxy() -> None:
+    assert settings("onprem-vllm-haproxy.service.j2")["LogRateLimitIntervalSec"] == "0"

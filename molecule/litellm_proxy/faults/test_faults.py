@@ -374,3 +374,42 @@ def test_keys_of_another_server_and_of_none(lab, at, files_with, said_on):
     assert done.returncode == 0, done.stdout
     proxy.wait("the key", lambda: proxy.chat(lab, key=own)[0] == 200)
     at("role1").check_output(f"{program} remove own")
+
+
+def test_a_host_that_is_gone_without_a_word_and_one_that_is_only_silent(lab, at):
+    """What the gone one had not answered is asked of the other; a stream of one that misses its checks goes on."""
+    host = at("role2")
+    done = proxy.roll("-e", "litellm_proxy_request_timeout_s=100")
+    assert done.returncode == 0, done.stdout
+    assert proxy.drain("out", "role2-two").returncode == 0
+    proxy.mode(lab, 8003, "slow")
+    body = {"model": proxy.MODEL, "messages": [{"role": "user", "content": "hello"}]}
+    chat = ("/v1/chat/completions", "--max-time", "150")
+    try:
+        with ThreadPoolExecutor() as pool:
+            stream = pool.submit(proxy.ask, lab, *chat, body={**body, "model": "org/Lone", "stream": True})
+            time.sleep(5)
+            # Frozen, an instance takes a request and does not answer it.
+            host.check_output("systemctl kill --signal=STOP instance@8001 instance@8003")
+            asked = pool.submit(proxy.ask, lab, *chat, body=body)
+            time.sleep(2)
+            assert not asked.done()
+            host.check_output(
+                "nft 'add table inet gone { chain in { type filter hook input priority 0; tcp dport 8001 drop; };"
+                " chain out { type filter hook output priority 0; tcp sport 8001 drop; }; }'"
+            )
+            gone = time.monotonic()
+            assert proxy.drain("in", "role2-two").returncode == 0
+            status, said = asked.result()
+            assert (status, json.loads(said)["choices"][0]["message"]["content"]) == (200, "8002"), said
+            assert 15 < time.monotonic() - gone < 60
+            assert "DOWN" in proxy.servers(lab)["role2-lone"]
+            host.check_output("systemctl kill --signal=CONT instance@8003")
+            status, said = stream.result()
+            assert (status, said.rstrip().endswith("data: [DONE]")) == (200, True), said[-300:]
+    finally:
+        host.run("nft delete table inet gone")
+        host.run("systemctl kill --signal=CONT instance@8001 instance@8003")
+        proxy.drain("in", "role2-two")
+    done = proxy.roll()
+    assert done.returncode == 0, done.stdout

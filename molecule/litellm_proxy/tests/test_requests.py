@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,54 @@ def test_a_body_of_100_mb(lab, version):
     status, said = proxy.ask(lab, "/v1/chat/completions", version, "-H", "Expect:", "--data-binary", f"@{big}")
     big.unlink()
     assert (status, json.loads(said)["error"]["code"]) == (413, "413")
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+@pytest.mark.parametrize("claimed", [(1 << 31) + 12, (1 << 32) + 3, (1 << 63) + 9, (1 << 64) - 1])
+def test_a_size_that_32_or_63_bits_do_not_hold(lab, version, claimed):
+    """HAProxy answers once 64 KiB are there, whatever is claimed to follow; curl never sends the rest."""
+    body = proxy.WORK / "body"
+    body.write_text("{" + " " * 200_000)
+    lines = ["Content-Type: application/json", f"Content-Length: {claimed}", "Expect:"]
+    more = [one for line in lines for one in ("-H", line)]
+    # Cut off, which curl may see before or after the answer.
+    asked = ["sh", "-c", 'curl "$@"; true', "curl", "-sS", "--max-time", "30", "--cacert", str(proxy.WORK / "ca.pem")]
+    asked += [version, *more, "-H", f"Authorization: Bearer {proxy.MASTER}", "--data-binary", f"@{body}"]
+    began = time.monotonic()
+    said = lab("run", *asked, f"https://{proxy.FRONT}/v1/chat/completions")
+    assert time.monotonic() - began < 15
+    last = lab("exec", "role1", "journalctl", "--no-pager", "--output=cat", "-u", "onprem-vllm-haproxy", "-n", "5")
+    line = [one for one in last.splitlines() if " POST " in one][-1].split()
+    assert (line[4], line[-1]) == ("413", "clients/<NOSRV>"), (last, said)
+
+
+SLOW = """
+import socket, ssl, sys, time
+size, key, authority = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+context = ssl.create_default_context(cafile=authority)
+with context.wrap_socket(socket.create_connection(("role1", 443)), server_hostname="role1") as client:
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: role1", f"Authorization: Bearer {key}"]
+    lines += ["Content-Type: application/json", f"Content-Length: {size}", "", "{" + " " * 200_000]
+    client.sendall("\\r\\n".join(lines).encode())
+    began = time.monotonic()
+    client.settimeout(0.5)
+    while time.monotonic() - began < 60:
+        try:
+            print(client.recv(4096).split()[1].decode(), time.monotonic() - began)
+            break
+        except TimeoutError:
+            if sys.argv[4] == "trickle":
+                client.sendall(b" ")
+"""
+
+
+@pytest.mark.parametrize("how", ["silent", "trickle"])
+@pytest.mark.parametrize(("size", "key"), [(200_000_000, proxy.MASTER), (20_000_000, "sk-nobody-knows-this-one")])
+def test_a_refused_body_that_stops_coming_is_408(lab, how, size, key):
+    """Above the buffer; a patience of 3 s."""
+    told = lab("run", sys.executable, "-c", SLOW, str(size), key, str(proxy.WORK / "ca.pem"), how).split()
+    assert told[0] == "408"
+    assert 2 < float(told[1]) < 20
 
 
 @pytest.mark.parametrize(
