@@ -102,13 +102,6 @@ def test_a_body_s_size_is_compared_in_64_bits_and_within_a_range(mib: int) -> No
     assert not [line for line in clients if not line.startswith("#") and "hdr_val" in line]
 
 
-def test_a_body_that_stops_coming_ends_its_request() -> None:
-    assert "filter lua.pace 7" in section("frontend clients", litellm_proxy_client_timeout_s=7)
-    assert 'core.register_filter("pace"' in (ROLE / "files" / "refuse.lua").read_text(encoding="utf-8")
-    # 2.6 does not lock what a filter does to a state that threads share.
-    assert [line.split()[0] for line in section("global") if line.startswith("lua-load")] == ["lua-load-per-thread"]
-
-
 def test_a_host_that_is_gone_without_a_word_is_noticed_in_25_s() -> None:
     defaults = section("defaults")
     for line in ("option srvtcpka", "srvtcpka-idle 10s", "srvtcpka-intvl 5s", "srvtcpka-cnt 3"):

@@ -43,35 +43,6 @@ def test_a_size_that_32_or_63_bits_do_not_hold(lab, version, claimed):
     assert (line[4], line[-1]) == ("413", "clients/<NOSRV>"), (last, said)
 
 
-SLOW = """
-import socket, ssl, sys, time
-size, key, authority = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-context = ssl.create_default_context(cafile=authority)
-with context.wrap_socket(socket.create_connection(("role1", 443)), server_hostname="role1") as client:
-    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: role1", f"Authorization: Bearer {key}"]
-    lines += ["Content-Type: application/json", f"Content-Length: {size}", "", "{" + " " * 200_000]
-    client.sendall("\\r\\n".join(lines).encode())
-    began = time.monotonic()
-    client.settimeout(0.5)
-    while time.monotonic() - began < 60:
-        try:
-            print(client.recv(4096).split()[1].decode(), time.monotonic() - began)
-            break
-        except TimeoutError:
-            if sys.argv[4] == "trickle":
-                client.sendall(b" ")
-"""
-
-
-@pytest.mark.parametrize("how", ["silent", "trickle"])
-@pytest.mark.parametrize(("size", "key"), [(200_000_000, proxy.MASTER), (20_000_000, "sk-nobody-knows-this-one")])
-def test_a_refused_body_that_stops_coming_is_408(lab, how, size, key):
-    """Above the buffer; a patience of 3 s."""
-    told = lab("run", sys.executable, "-c", SLOW, str(size), key, str(proxy.WORK / "ca.pem"), how).split()
-    assert told[0] == "408"
-    assert 2 < float(told[1]) < 20
-
-
 @pytest.mark.parametrize(
     ("body", "header", "wanted"),
     [
