@@ -228,21 +228,70 @@ def test_an_instance_that_dies_at_every_start_stays_out_and_is_reported(lab, at)
     assert (found["up"], bool(found["check"])) == (False, True)
 
 
+# The clock of the day as many seconds ahead as a file says, which is in memory before HAProxy shuts itself in.
+CLOCK = r"""
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static const volatile long *ahead;
+
+__attribute__((constructor)) static void begin(void)
+{
+    ahead = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, open("/etc/clock", O_RDONLY), 0);
+}
+
+int clock_gettime(clockid_t which, struct timespec *now)
+{
+    int status = syscall(SYS_clock_gettime, which, now);
+    if (ahead && (which == CLOCK_REALTIME || which == CLOCK_REALTIME_COARSE))
+        now->tv_sec += *ahead;
+    return status;
+}
+
+int gettimeofday(struct timeval *now, void *zone)
+{
+    struct timespec found;
+    clock_gettime(CLOCK_REALTIME, &found);
+    now->tv_sec = found.tv_sec;
+    now->tv_usec = found.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *result)
+{
+    struct timespec found;
+    clock_gettime(CLOCK_REALTIME, &found);
+    if (result)
+        *result = found.tv_sec;
+    return found.tv_sec;
+}
+"""
+
+
 def test_a_clock_that_jumps_fails_no_request_and_keys_end_by_it(lab, at):
     """An hour ahead, then one behind: of HAProxy and LiteLLM alone, for the hosts of a lab share their machine's."""
     host = at("role1")
+
+    def ahead(seconds: int) -> None:
+        write = f"import struct; open('/etc/clock', 'r+b').write(struct.pack('q', {seconds}))"
+        lab("exec", "role1", "python3", "-c", write)
+
+    lab("exec", "role1", "sh", "-c", f"cat > /tmp/clock.c <<'END'\n{CLOCK}\nEND")
+    host.check_output("gcc -shared -fPIC -Wall -Werror -o /usr/local/lib/clock.so /tmp/clock.c && touch /etc/clock")
+    ahead(0)
     soon = (datetime.now(UTC) + timedelta(minutes=30)).isoformat()
     key = host.check_output(f"python3 /opt/vllm/libexec/team_keys.py add soon --expires {soon}")
-    library = host.check_output("ls /usr/lib/*/faketime/libfaketime.so.1")
-    host.check_output("echo +0 > /etc/clock")
     units = ("onprem-vllm-haproxy", "onprem-vllm-litellm@4001", "onprem-vllm-litellm@4002")
-    variables = f"LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE=/etc/clock FAKETIME_CACHE_DURATION=1"
-    with setting(host, f"Environment={variables} FAKETIME_DONT_FAKE_MONOTONIC=1", *units):
+    with setting(host, "Environment=LD_PRELOAD=/usr/local/lib/clock.so", *units):
         proxy.wait("the key", lambda: proxy.chat(lab, key=key)[0] == 200, 60)
         with proxy.load() as requests:
-            for clock, status in (("+1h", 401), ("-1h", 200)):
-                host.check_output(f"echo {clock} > /etc/clock")
-                proxy.wait(f"{clock}", lambda status=status: proxy.chat(lab, key=key)[0] == status)
+            for seconds, status in ((3600, 401), (-3600, 200)):
+                ahead(seconds)
+                proxy.wait(f"{status}", lambda status=status: proxy.chat(lab, key=key)[0] == status)
                 time.sleep(5)
                 assert proxy.healthy(lab)
         assert proxy.failed(requests) == []
