@@ -105,7 +105,7 @@ def test_keys_that_the_database_lost_go_on_until_someone_begins_anew(lab, at, is
     host = at("role1")
 
     def psql(order: str) -> str:
-        return host.check_output(f'runuser -u postgres -- psql -qAtd onprem_vllm -c "{order}"')
+        return host.check_output(f'runuser -u postgres -- psql -qAtd onprem_vllm_keys -c "{order}"')
 
     was = psql("SELECT id FROM onprem_vllm.identity")
     psql("UPDATE onprem_vllm.identity SET id = gen_random_uuid()")
