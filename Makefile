@@ -59,7 +59,6 @@ lab-test: tools ## the lab itself: its air gap, reboots, connections, and that i
 
 LONG := $(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/long_*/molecule.yml))
 SCENARIOS := $(filter-out $(LONG),$(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
-PYTHON_FOLDERS := plugins roles tests molecule
 OLDEST := .cache/core-2.19
 
 .PHONY: test test-all
@@ -77,8 +76,8 @@ packages: ## the Debian packages that test hosts need
 
 .PHONY: lint
 lint: tools ## style, types, documentation
-	ruff check $(PYTHON_FOLDERS)
-	ruff format --check $(PYTHON_FOLDERS)
+	ruff check .
+	ruff format --check .
 	mypy plugins
 	yamllint --strict .
 	ansible-lint --strict

@@ -34,13 +34,22 @@ def test_a_size_that_32_or_63_bits_do_not_hold(lab, version, claimed):
     more = [one for line in lines for one in ("-H", line)]
     # Cut off, which curl may see before or after the answer.
     asked = ["sh", "-c", 'curl "$@"; true', "curl", "-sS", "--max-time", "30", "--cacert", str(proxy.WORK / "ca.pem")]
-    asked += [version, *more, "-H", f"Authorization: Bearer {proxy.MASTER}", "--data-binary", f"@{body}"]
+    asked += [
+        "-w",
+        "\n%{local_port}",
+        version,
+        *more,
+        "-H",
+        f"Authorization: Bearer {proxy.MASTER}",
+        "--data-binary",
+        f"@{body}",
+    ]
     began = time.monotonic()
-    said = lab("run", *asked, f"https://{proxy.FRONT}/v1/chat/completions")
+    said, _newline, port = lab("run", *asked, f"https://{proxy.FRONT}/v1/chat/completions").rpartition("\n")
     assert time.monotonic() - began < 15
-    last = lab("exec", "role1", "journalctl", "--no-pager", "--output=cat", "-u", "onprem-vllm-haproxy", "-n", "5")
-    line = [one for one in last.splitlines() if " POST " in one][-1].split()
-    assert (line[4], line[-1]) == ("413", "clients/<NOSRV>"), (last, said)
+    lines = lab("exec", "role1", "journalctl", "--no-pager", "--output=cat", "-u", "onprem-vllm-haproxy", "-n", "20")
+    [line] = [one.split() for one in lines.splitlines() if one.partition(" ")[0].endswith(f":{port}")]
+    assert (line[4], line[-1]) == ("413", "clients/<NOSRV>"), said
 
 
 @pytest.mark.parametrize(
