@@ -910,6 +910,9 @@ def _installed_packages(folders: Iterable[Path]) -> set[tuple[str, str]]:
 def remove_everything(site: Site, *, check: bool) -> Report:
     """Remove all that this module put under the root; other things there stay.
 
+    Args:
+        check: tell what would go; whoever takes a host back has stopped by then what runs now.
+
     Raises:
         ReleaseError: a process runs from a release; nothing is removed then.
     """
@@ -917,7 +920,8 @@ def remove_everything(site: Site, *, check: bool) -> Report:
     if site.releases.is_dir():
         for folder in sorted(site.releases.iterdir()):
             outcome = Outcome(folder.name, os.fspath(folder), "removed")
-            refuse_in_use(outcome, "Stop its instances first.")
+            if not check:
+                refuse_in_use(outcome, "Stop its instances first.")
             if not folder.name.startswith("."):
                 report.outcomes.append(outcome)
     for name in ("releases", "python", "uv", "uv-cache"):

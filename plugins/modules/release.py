@@ -152,7 +152,8 @@ options:
       - V(pruned) removes the oldest releases that nothing needs, until O(keep) are left. The O(releases) stay, and what
         a process runs from or a generation of an instance links to.
       - V(purged) removes every release, uv, the interpreters and the cache.
-      - Neither touches a release that a process runs from.
+      - Neither touches a release that a process runs from. In check mode V(purged) tells it as removed, for a teardown
+        has stopped by then what runs now.
     type: str
     choices: [present, absent, pruned, purged]
     default: present

@@ -869,6 +869,8 @@ def test_a_release_that_a_process_runs_from_is_not_removed(world: World) -> None
             builder.remove(world.site, [world.release("small")], check=False)
         with pytest.raises(ReleaseError, match="in use"):
             builder.remove_everything(world.site, check=False)
+        # Teardown stops it first, which its check mode does not.
+        assert [one.state for one in builder.remove_everything(world.site, check=True).outcomes] == ["removed"]
     finally:
         running.kill()
         running.wait()

@@ -25,6 +25,12 @@ BY_ITSELF = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _torn_down():
+    """What serves goes on while it is only asked what would go."""
+    ahead = site.site("--check", playbook="playbooks/teardown.yml")
+    assert ahead.returncode == 0, ahead.stdout + ahead.stderr
+    assert site.changed(ahead.stdout) > 0
+    again = site.site("--check")
+    assert (again.returncode, site.changed(again.stdout)) == (0, 0), again.stdout + again.stderr
     done = site.site(playbook="playbooks/teardown.yml")
     assert done.returncode == 0, done.stdout + done.stderr
 
