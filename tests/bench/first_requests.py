@@ -3,7 +3,9 @@
 """What the first request of a kind costs users: vLLM for CPU with compilation, cold and kept caches, with and without
 the unit's readiness step. Figures and ratios, no verdict; every prompt is another one.
 
-Run from the checkout's root, on a machine that does nothing else; takes about 10 minutes.
+A request takes some hundredths of a second here, so that one process of the machine that wakes doubles it: what is
+printed are medians over several starts. Run from the checkout's root, on a machine that does nothing else; takes about
+10 minutes.
 """
 
 from __future__ import annotations
@@ -140,44 +142,70 @@ class Server:
         killer.cancel()
 
 
-def measured(ask_one: Callable[[], None]) -> tuple[float, float]:
-    """Seconds of the first request, and the median of the later ones."""
+def measured(ask_one: Callable[[], None]) -> tuple[float, list[float]]:
+    """Seconds of the first request, and of the later ones."""
     times = []
     for _unused in range(1 + LATER):
         began = time.monotonic()
         ask_one()
         times.append(time.monotonic() - began)
-    return times[0], statistics.median(times[1:])
+    return times[0], times[1:]
+
+
+class Column:
+    """What was measured at the starts of one kind."""
+
+    def __init__(self) -> None:
+        self.ready: list[float] = []
+        self.first: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self.later: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        self.compilations = 0
+
+    def measure(self, caches: Path, *, warm: bool) -> None:
+        """One start with these caches."""
+        server = Server(caches, caches.with_suffix(".log"))
+        try:
+            self.ready.append(server.wait(warm=warm, record=caches.with_suffix(".record")))
+            before = server.compilations()
+            for kind, ask_one in KINDS.items():
+                first, later = measured(ask_one)
+                self.first[kind].append(first)
+                self.later[kind] += later
+            self.compilations += server.compilations() - before
+        finally:
+            server.stop()
+
+    def rows(self) -> dict[str, str]:
+        def of(kind: str) -> str:
+            first, later = statistics.median(self.first[kind]), statistics.median(self.later[kind])
+            return f"{first:.3f} / {later:.3f} = {first / later:.1f}"
+
+        return {
+            "ready after, s": f"{statistics.median(self.ready):.0f}",
+            **{kind: of(kind) for kind in KINDS},
+            "compilations while users asked": str(self.compilations),
+        }
 
 
 def main() -> None:
-    """Cold caches and then the same ones again, without and with the readiness step."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    columns: dict[str, dict[str, str]] = {}
+    """Cold caches and then the same ones again, without and with the readiness step, so often."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--starts", type=int, default=3, help="starts of each kind (default: %(default)s)")
+    starts = parser.parse_args().starts
+    columns = {(kept, warm): Column() for warm in (False, True) for kept in (False, True)}
     with tempfile.TemporaryDirectory() as folder:
-        for warm in (False, True):
-            for caches in ("cold", "kept"):
-                name = f"{caches}, {'warm-up' if warm else 'none'}"
-                print(name, file=sys.stderr)
-                server = Server(Path(folder) / str(warm), Path(folder) / "log")
-                try:
-                    ready = server.wait(warm=warm, record=Path(folder) / "record")
-                    before = server.compilations()
-                    found = {kind: measured(ask_one) for kind, ask_one in KINDS.items()}
-                    after = server.compilations()
-                finally:
-                    server.stop()
-                columns[name] = {
-                    "ready after, s": f"{ready:.0f}",
-                    **{
-                        kind: f"{first:.3f} / {later:.3f} = {first / later:.1f}"
-                        for kind, (first, later) in found.items()
-                    },
-                    "compilations while users asked": str(after - before),
-                }
-    print("first / median of the later, s | " + " | ".join(columns))
-    for row in next(iter(columns.values())):
-        print(" | ".join([row, *(column[row] for column in columns.values())]))
+        for start in range(starts):
+            for (kept, warm), column in columns.items():
+                print(f"start {start + 1} of {starts}: {named(kept=kept, warm=warm)}", file=sys.stderr)
+                column.measure(Path(folder, f"{start}-{warm}"), warm=warm)
+    print("first / median of the later, s | " + " | ".join(named(kept=kept, warm=warm) for kept, warm in columns))
+    rows = [column.rows() for column in columns.values()]
+    for row in rows[0]:
+        print(" | ".join([row, *(column[row] for column in rows)]))
+
+
+def named(*, kept: bool, warm: bool) -> str:
+    return f"{'kept' if kept else 'cold'}, {'warm-up' if warm else 'none'}"
 
 
 if __name__ == "__main__":
