@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .drain import PREFIX, SOCKET, follow
-from .haproxy_socket import Server, order, servers
+from .backend_keys import Asked
+from .drain import CANARIES, follow, refusals
+from .haproxy_socket import PREFIX, SOCKET, Server, order, servers
 
-MAP = "/etc/vllm-proxy/canary.map"
 UNIT = "onprem-vllm-haproxy.service"
 UP_S = 60.0
 LOOK_S = 2.0
@@ -131,6 +131,7 @@ def tried(
     thresholds: Thresholds,
     *,
     ports: Mapping[str, int] | None = None,
+    asked: Mapping[str, Asked] | None = None,
     path: Path = SOCKET,
     log: Callable[[float], str] = journal,
 ) -> list[str]:
@@ -141,6 +142,7 @@ def tried(
 
     Args:
         ports: where instances listen now.
+        asked: how the proxy asks a model's instances, by its slug: one that serves another model by now gets nothing.
 
     Raises:
         CanaryWorse: one failed more, took longer, or went down.
@@ -148,9 +150,11 @@ def tried(
         SocketError: HAProxy does not answer.
     """
     canaries = _canaries(names, path)
-    if not canaries:
-        return []
     follow(canaries, ports or {}, path)
+    elsewhere = refusals(_now(canaries, path), asked or {}, key_counts=False)
+    canaries = [one for one in canaries if one.name not in elsewhere]
+    if not canaries:
+        return [*elsewhere.values()]
     for one in canaries:
         order(path, f"set server {one.backend}/{one.name} state drain")
     _wait_up(canaries, path)
@@ -159,7 +163,7 @@ def tried(
 
     def compared(*, ended: bool) -> list[str]:
         text = log(began)
-        told, worse = [], {}
+        told, worse = [*elsewhere.values()], {}
         for one in _now(canaries, path):
             lost = max(0, one.redispatched - redispatched[one.name])
             line, bad = _compare(one, text, lost, thresholds, ended=ended)
@@ -170,13 +174,13 @@ def tried(
             raise CanaryWorse("\n".join(worse.values()), list(worse))
         return told
 
-    order(path, f"clear map {MAP}")
+    order(path, f"clear map {CANARIES}")
     try:
         for one in canaries:
-            order(path, f"add map {MAP} {one.name} {thresholds.share}")
+            order(path, f"add map {CANARIES} {one.name} {thresholds.share}")
         _while(lambda: True, thresholds.seconds, lambda: compared(ended=False))
     finally:
-        order(path, f"clear map {MAP}")
+        order(path, f"clear map {CANARIES}")
     _while(lambda: any(one.sessions for one in _now(canaries, path)), UNDER_WAY_S, lambda: compared(ended=False))
     return compared(ended=True)
 

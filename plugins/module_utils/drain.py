@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .atomic import write_file
-from .backend_keys import ask_models
-from .haproxy_socket import Server, ask, order, servers, servers_of_old_workers
+from .backend_keys import Answer, Asked, ask_models
+from .haproxy_socket import PREFIX, SOCKET, Server, ask, order, servers, servers_of_old_workers
 from .host_lock import host_lock
 
-SOCKET = Path("/run/onprem-vllm-haproxy/admin.sock")
 # Beside it. A reload of the proxy holds the lock too: what is ordered meanwhile, the next worker would not know.
 LOCK, MASTER, STATE = "routes.lock", "master.sock", "server-state"
-PREFIX = "model-"
+CANARIES = "/etc/vllm-proxy/canary.map"
 CONNECT_S = 2.0
 
 
@@ -42,11 +41,23 @@ class Limits:
     wait_s: float = 600
 
 
-def take_out(names: Sequence[str], limits: Limits, *, check: bool, path: Path = SOCKET) -> tuple[bool, list[str]]:
-    """Send instances no more requests, and wait until they have none, also none from before a reload.
+@dataclass(frozen=True)
+class Taken:
+    """What came of taking instances out.
 
-    Returns:
-        Whether any was in, and those that still had requests when the time was up.
+    Attributes:
+        changed: whether any was in the routes, answering or not.
+        serving: those that had requests until then.
+        busy: those that still had some when the time was up.
+    """
+
+    changed: bool
+    serving: list[str]
+    busy: list[str]
+
+
+def take_out(names: Sequence[str], limits: Limits, *, check: bool, path: Path = SOCKET) -> Taken:
+    """Send instances no more requests, and wait until they have none, also none from before a reload.
 
     Raises:
         DrainRefused: too few instances of a model would be left; none is taken out then.
@@ -57,8 +68,10 @@ def take_out(names: Sequence[str], limits: Limits, *, check: bool, path: Path = 
         found = _models(path)
         _refuse(found, names, limits)
         going = [one for one in found if one.name in names and not _is_out(one)]
+        serving = sorted({one.name for one in going if one.up})
         if check:
-            return bool(going), []
+            return Taken(bool(going), serving, [])
+        _end_shares(path, names)
         _order(path, going, "drain")
     until = time.monotonic() + limits.wait_s
     while True:
@@ -70,7 +83,7 @@ def take_out(names: Sequence[str], limits: Limits, *, check: bool, path: Path = 
         before = [one for one in _before_reloads(path) if one.name in names]
         busy = sorted({one.name for one in [*found, *before] if one.sessions or one in lost})
         if not busy or time.monotonic() >= until:
-            return bool(going), busy
+            return Taken(bool(going), serving, busy)
         time.sleep(0.2)
 
 
@@ -80,65 +93,104 @@ def put_back(
     *,
     check: bool,
     ports: Mapping[str, int] | None = None,
-    keys: Mapping[str, str] | None = None,
+    asked: Mapping[str, Asked] | None = None,
+    proxy_follows: bool = False,
+    taken: Sequence[str] = (),
     path: Path = SOCKET,
-) -> bool:
-    """Send instances requests again, once HAProxy finds them up; whether any was out.
+) -> tuple[bool, list[str]]:
+    """Send instances requests again, once HAProxy finds them up.
 
     Args:
-        ports: where instances shall listen now (``follow``).
-        keys: what the proxy asks with, by a model's slug: who refuses it stays out, though /health says 200.
+        ports: where instances listen now (``follow``).
+        asked: how the proxy asks a model's instances, by its slug: who refuses the key, or serves another model, stays
+            out, though /health says 200.
+        proxy_follows: whether the proxy gets the inventory's configuration later in this run. The key is not tried
+            then, and what waits for that configuration is no failure.
+        taken: who had requests before this run.
+
+    Returns:
+        Whether any was out, and what waits for the proxy's next configuration, in words.
 
     Raises:
-        DrainRefused: one is not up in time; it stays in the routes, and gets requests as soon as it is. Or one refuses
-            the key.
+        DrainRefused: one that was taken out is not up in time; it stays in the routes, and gets requests as soon as it
+            is. Or one refuses the key, or serves another model.
         HostLocked: another run takes out or puts back, or reloads the proxy, for too long.
         SocketError: HAProxy does not answer.
     """
     found = [one for one in _models(path) if one.name in names]
-    was_out = any(_is_out(one) for one in found)
+    out = {one.name for one in found if _is_out(one)}
     if check:
-        return was_out
+        return bool(out), []
     follow(found, ports or {}, path)
     found = [one for one in _models(path) if one.name in names and not one.up]
-    refusing = [one for one in found if _refuses(one, (keys or {}).get(one.backend.removeprefix(PREFIX)))]
-    going = set(names) - {one.name for one in refusing}
+    refused = refusals(found, asked or {}, key_counts=not proxy_follows)
+    going = set(names) - {*refused}
     # One that is down is not shown as taken out, and would stay so once it is up.
     with _lock(path):
-        _order(path, refusing, "drain")
+        _order(path, [one for one in found if one.name in refused], "drain")
         _order(path, [one for one in found if one.name in going], "ready")
-    problems = []
-    until = time.monotonic() + limits.wait_s
-    while down := [f"{one.name} ({one.status})" for one in _models(path) if one.name in going and not one.up]:
-        if time.monotonic() >= until:
-            problems.append(
-                f"{', '.join(sorted(down))}: not up after {limits.wait_s:.0f} s. They are in the routes again and get "
-                "requests as soon as they answer; look at their hosts."
-            )
-            break
-        time.sleep(0.2)
-    if refusing:
-        problems.append(
-            f"{', '.join(sorted(one.name for one in refusing))}: refused the key that this proxy asks with, and stays "
-            "out of the routes. VLLM_API_KEY is another one there, as in a generation from before it changed. Run "
-            "site.yml for its host and the proxy, which brings both the inventory's, or roll back to a generation that "
-            "has the proxy's (rollback.yml, vllm_generation); either puts it back."
+    problems: list[str] = []
+    waiting: list[str] = []  # for the proxy's next configuration
+    (waiting if proxy_follows else problems).extend(refused.values())
+    if silent := _still_down(going, limits.wait_s, path):
+        may_wait = proxy_follows and not {*silent} & {*out, *taken}
+        (waiting if may_wait else problems).append(
+            f"{', '.join(f'{name} ({status})' for name, status in silent.items())}: not up after {limits.wait_s:.0f} s."
+            " They are in the routes again and get requests as soon as they answer; look at their hosts."
         )
     if problems:
         raise DrainRefused("\n".join(problems))
-    return was_out
+    return bool(out), waiting
 
 
 def follow(found: Sequence[Server], ports: Mapping[str, int], path: Path) -> None:
     """Ask instances where they listen now: the proxy's next configuration comes after the last one has moved.
 
-    One stays where it is as long as it answers there, or nowhere else: a change that failed was taken back.
+    One stays where it is as long as it does not answer there.
     """
     for one in found:
         port = ports.get(one.name, one.port)
-        moved = one.port and one.port != port
-        if moved and _listens(one.address, port) and not _listens(one.address, one.port):
+        if one.port and one.port != port and _listens(one.address, port):
             ask(path, f"set server {one.backend}/{one.name} addr {one.address} port {port}")
+
+
+def refusals(found: Sequence[Server], asked: Mapping[str, Asked], *, key_counts: bool) -> dict[str, str]:
+    """Who would answer the proxy 401 or 404, by name, in words; of who says anything else, HAProxy's checks decide."""
+    said = {}
+    for one in found:
+        way = asked.get(one.backend.removeprefix(PREFIX))
+        answer = ask_models(one.address, one.port, way.key) if way and one.port else Answer(0, "")
+        if answer.status in (401, 403) and key_counts:
+            said[one.name] = (
+                f"{one.name}: refused the key that this proxy asks with, and stays out of the routes. VLLM_API_KEY is "
+                "another one there, as in a generation from before it changed. Run site.yml for its host and the "
+                "proxy, which brings both the inventory's, or roll back to a generation that has the proxy's "
+                "(rollback.yml, vllm_generation); either puts it back."
+            )
+        elif way and answer.models and way.model not in answer.models:
+            said[one.name] = (
+                f"{one.name}: serves {', '.join(answer.models)}, and this proxy asks it for {way.model}, so it stays "
+                "out of the routes. Run site.yml for its host and the proxy, which brings both the inventory's, or "
+                "roll back."
+            )
+    return said
+
+
+def _still_down(names: set[str], wait_s: float, path: Path) -> dict[str, str]:
+    """Who is not up in time, and what HAProxy says of each."""
+    until = time.monotonic() + wait_s
+    while down := {one.name: one.status for one in _models(path) if one.name in names and not one.up}:
+        if time.monotonic() >= until:
+            break
+        time.sleep(0.2)
+    return dict(sorted(down.items()))
+
+
+def _end_shares(path: Path, names: Sequence[str]) -> None:
+    """What a canary's run left behind: HAProxy picks for a share past all states."""
+    entries = [line.split() for line in ask(path, f"show map {CANARIES}").splitlines()]
+    for name in sorted({words[1] for words in entries if len(words) == 3} & {*names}):
+        order(path, f"del map {CANARIES} {name}")
 
 
 def away(path: Path = SOCKET) -> list[dict[str, str]]:
@@ -194,11 +246,6 @@ def _before_reloads(path: Path) -> list[Server]:
     """Servers as workers see them that a reload replaced; none where HAProxy was started without a master's socket."""
     master = path.with_name(MASTER)
     return servers_of_old_workers(master) if master.exists() else []
-
-
-def _refuses(server: Server, key: str | None) -> bool:
-    """Whether an instance says that it does not know a key; where it says anything else, HAProxy's checks decide."""
-    return key is not None and server.port > 0 and ask_models(server.address, server.port, key)[0] in (401, 403)
 
 
 def _listens(address: str, port: int) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TIMEOUT_S = 10.0
+SOCKET = Path("/run/onprem-vllm-haproxy/admin.sock")
+PREFIX = "model-"  # of the backends that lead to instances; a model's slug follows
 
 
 class SocketError(RuntimeError):

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .drain import PREFIX, SOCKET
-from .haproxy_socket import SocketError, servers
+from .haproxy_socket import PREFIX, SOCKET, SocketError, servers
 from .model_files import json_of
 from .proxy import HAPROXY, KEYS, LITELLM, Places
 from .systemd_unit import unit_state

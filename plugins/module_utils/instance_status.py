@@ -45,7 +45,14 @@ def status(host: Host, wanted: Mapping[str, str] | None = None, verify: str = "s
         found.append(entry)
     for name in sorted(set(wanted or ()) - set(ours)):
         found.append({"name": name, "unit": unit_name(name), "generation": None, "serves": None, "rollback": None})
-        found[-1] |= {"generations": [], "release": None, "activated": None, "since": None, "state": "missing"}
+        found[-1] |= {
+            "generations": [],
+            "release": None,
+            "port": None,
+            "activated": None,
+            "since": None,
+            "state": "missing",
+        }
         found[-1] |= {"ready": False, "restarts": 0, "logs": [], "drift": ["the inventory asks for it; it is not here"]}
     return found
 
@@ -90,6 +97,7 @@ def _instance(host: Host, name: str, verify: str, releases: dict[str, dict[str, 
         "rollback": generations.rollback_target(),
         "generations": generations.numbers(),
         "release": release,
+        "port": generations.manifest(current).get("port") or None,
         "activated": _when(_changed(generations.directory / "current")),
         "since": _when(started),
         "state": f"{state.active}/{state.sub}",

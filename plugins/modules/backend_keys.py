@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: backend_keys
-short_description: See that every instance accepts the key that the proxy is about to ask it with
+short_description: See that every instance answers to what the proxy is about to ask it with
 version_added: 0.2.0
 author: onprem.vllm founders (@onprem-vllm)
 description:
@@ -14,6 +14,8 @@ description:
     one where the key goes.
   - Fails where one does not accept it and all that answer accept the former one, for then nothing is lost as long as
     the proxy keeps that one. Else it warns.
+  - Fails, too, where an instance that gets requests now would be asked at another address or port, or for another
+    model, and does not serve it there yet.
 options:
   models:
     description: C(models) of the routes.
@@ -44,7 +46,8 @@ RETURN = r""" # """
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.backend_keys import lagging
+from ..module_utils.backend_keys import lagging, not_there
+from ..module_utils.haproxy_socket import SOCKET, SocketError, servers
 
 
 def main() -> None:
@@ -63,6 +66,15 @@ def main() -> None:
         module.fail_json(
             msg="The proxy keeps its keys of the instances, for not every instance accepts what the inventory says: "
             f"{'; '.join(waiting)}. Bring these hosts to that, or take them out of group vllm, and run site.yml again."
+        )
+    try:
+        known = servers(SOCKET) if SOCKET.exists() and not module.check_mode else []
+    except SocketError:  # nothing goes through it
+        known = []
+    if lost := not_there(module.params["models"], module.params["keys"], known):
+        module.fail_json(
+            msg="The proxy keeps its routes, for the inventory's would lead away from what serves: "
+            f"{'; '.join(lost)}. Run site.yml for these hosts, too, or give the inventory what serves."
         )
     module.exit_json(changed=False)
 

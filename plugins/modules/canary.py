@@ -80,9 +80,9 @@ worse:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.backend_keys import asked_with
 from ..module_utils.canary import CanaryUnseen, CanaryWorse, Thresholds, tried
-from ..module_utils.drain import SOCKET
-from ..module_utils.haproxy_socket import SocketError
+from ..module_utils.haproxy_socket import SOCKET, SocketError
 
 
 def main() -> None:
@@ -106,13 +106,13 @@ def main() -> None:
     )
     try:
         ports = {name: int(port) for name, port in given["ports"].items()}
-        answers = tried(given["servers"], thresholds, ports=ports)
+        answers = tried(given["servers"], thresholds, ports=ports, asked=asked_with())
     except CanaryWorse as error:
         module.fail_json(msg=str(error), worse=error.names)
     except (CanaryUnseen, SocketError) as error:
         module.fail_json(msg=str(error), worse=[])
     for line in answers:
-        if line.endswith("decide nothing."):
+        if line.endswith(("decide nothing.", "or roll back.")):
             module.warn(line)
     module.exit_json(changed=False, answers=answers)
 

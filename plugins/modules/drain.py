@@ -28,16 +28,23 @@ options:
     required: true
   ports:
     description:
-      - Ports that the instances shall listen on now, by the name in O(servers). One that does, and no more where the
-        proxy asks it, is asked there from now on.
+      - Ports that the instances listen on now, by the name in O(servers). One that answers there is asked there from
+        now on.
     type: dict
     default: {}
-  check_key:
+  proxy_follows:
     description:
-      - Whether an instance that is put back is first asked with the key that the proxy has for it, and stays out where
-        it answers 401 or 403. V(false) where the proxy is about to get another key.
+      - Whether the proxy gets the inventory's configuration later in this run. V(false) means that an instance that is
+        put back is first asked with the key and for the model that the proxy asks it with, and that it stays out and
+        the module fails where it answers 401 or 403 or serves another one. V(true) leaves out the key, and what waits
+        for that configuration is a warning.
     type: bool
-    default: true
+    default: false
+  taken:
+    description: Those of O(servers) that had requests before, RV(taken). Where one of them does not come back it fails.
+    type: list
+    elements: str
+    default: []
   max_unavailable:
     description: Instances of one model that may be out at a time, those that are down among them.
     type: int
@@ -73,6 +80,11 @@ busy:
   returned: success
   type: list
   elements: str
+taken:
+  description: Those of O(servers) that had requests until now and were taken out.
+  returned: success
+  type: list
+  elements: str
 serving:
   description: Those of O(servers) that get requests as far as HAProxy knows, with those that are not in its routes.
   returned: success
@@ -88,8 +100,8 @@ away:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.backend_keys import asked_with
-from ..module_utils.drain import SOCKET, DrainRefused, Limits, away, put_back, take_out
-from ..module_utils.haproxy_socket import SocketError
+from ..module_utils.drain import DrainRefused, Limits, Taken, away, put_back, take_out
+from ..module_utils.haproxy_socket import SOCKET, SocketError
 from ..module_utils.host_lock import HostLocked
 
 
@@ -99,7 +111,8 @@ def main() -> None:
             "servers": {"type": "list", "elements": "str", "required": True},
             "state": {"type": "str", "choices": ["out", "in"], "required": True},
             "ports": {"type": "dict", "default": {}},
-            "check_key": {"type": "bool", "default": True},
+            "proxy_follows": {"type": "bool", "default": False},
+            "taken": {"type": "list", "elements": "str", "default": []},
             "max_unavailable": {"type": "int", "default": 1},
             "accept_outage": {"type": "bool", "default": False},
             "wait_s": {"type": "int", "default": 600},
@@ -109,22 +122,32 @@ def main() -> None:
     given = module.params
     if not SOCKET.exists():
         said = "HAProxy does not run here, so nothing leads to the instances"
-        module.exit_json(changed=False, busy=[], serving=given["servers"], away=[], msg=said)
+        module.exit_json(changed=False, busy=[], taken=[], serving=given["servers"], away=[], msg=said)
     limits = Limits(given["max_unavailable"], given["accept_outage"], given["wait_s"])
+    taken = Taken(changed=False, serving=[], busy=[])
     try:
         if given["state"] == "out":
-            changed, busy = take_out(given["servers"], limits, check=module.check_mode)
+            taken = take_out(given["servers"], limits, check=module.check_mode)
+            changed = taken.changed
         else:
-            ports = {name: int(port) for name, port in given["ports"].items()}
-            keys = asked_with() if given["check_key"] else {}
-            changed, busy = put_back(given["servers"], limits, check=module.check_mode, ports=ports, keys=keys), []
+            changed, waiting = put_back(
+                given["servers"],
+                limits,
+                check=module.check_mode,
+                ports={name: int(port) for name, port in given["ports"].items()},
+                asked=asked_with(),
+                proxy_follows=given["proxy_follows"],
+                taken=given["taken"],
+            )
+            for said in waiting:
+                module.warn(f"{said} The proxy's part of this run comes later.")
         out = away()
     except (DrainRefused, HostLocked, SocketError) as error:
         module.fail_json(msg=str(error))
-    if busy:
-        module.warn(f"{', '.join(busy)} still had requests after {given['wait_s']} s; they may be cut off.")
+    if taken.busy:
+        module.warn(f"{', '.join(taken.busy)} still had requests after {given['wait_s']} s; they may be cut off.")
     serving = [name for name in given["servers"] if name not in {one["name"] for one in out}]
-    module.exit_json(changed=changed, busy=busy, serving=serving, away=out)
+    module.exit_json(changed=changed, busy=taken.busy, taken=taken.serving, serving=serving, away=out)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,9 @@ instances:
         - The release of its generation, as C({id, path, vllm, variant, patches, flashinfer, flashinfer_decision,
           version_check_disabled}).
       type: dict
+    port:
+      description: The port of its generation, null where that has none.
+      type: int
     activated:
       description: When the generation was activated.
       type: str

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.onprem.vllm.plugins.module_utils.backend_keys import asked_with, lagging
+from ansible_collections.onprem.vllm.plugins.module_utils.backend_keys import (
+    Asked,
+    asked_with,
+    lagging,
+    not_there,
+)
+from ansible_collections.onprem.vllm.plugins.module_utils.haproxy_socket import Server
 from ansible_collections.onprem.vllm.plugins.module_utils.systemd_environment import environment_text
 
 from .test_proxy_text import text
@@ -21,14 +28,17 @@ OLD, NEW = "old-key-of-tests", "new-key-of-tests"
 
 
 @contextmanager
-def instance(*known: str, other: int = 401) -> Iterator[int]:
+def instance(*known: str, other: int = 401, models: tuple[str, ...] = ()) -> Iterator[int]:
     """The port of a server that lists its models to some keys, and answers something else to others."""
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             key = self.headers["Authorization"].removeprefix("Bearer ")
-            self.send_response(200 if self.path == "/v1/models" and key in known else other)
+            listed = self.path == "/v1/models" and key in known
+            self.send_response(200 if listed else other)
             self.end_headers()
+            if listed and models:
+                self.wfile.write(json.dumps({"object": "list", "data": [{"id": name} for name in models]}).encode())
 
         def log_message(self, *unused: object) -> None:
             """Say nothing."""
@@ -119,9 +129,56 @@ def test_what_litellm_sends_is_read_of_its_own_configuration(tmp_path: Path) -> 
     assert asked_with(tmp_path) == {}
     (tmp_path / "environment").write_text(environment_text({"SHARED_KEY": 'a "$key"'}), encoding="utf-8")
     (tmp_path / "litellm.yaml").write_text(text("litellm.yaml.j2", litellm_proxy_models=models), encoding="utf-8")
-    assert asked_with(tmp_path) == {"m": 'a "$key"', "org-lone-1a2b3c": 'a "$key"', "open": "none"}
+    assert asked_with(tmp_path) == {
+        "m": Asked("m", 'a "$key"'),
+        "org-lone-1a2b3c": Asked("org/Lone", 'a "$key"'),
+        "open": Asked("open", "none"),
+    }
+    assert "$key" not in str(asked_with(tmp_path))
 
 
 def test_a_key_that_no_header_can_have_is_not_told(etc: Path) -> None:
     (found,) = lagging([model(9)], {"BACKEND_KEY_M": f"{NEW}\n"}, etc)
     assert NEW not in found.said
+
+
+def known(status: str, port: int, backend: str = "model-m") -> Server:
+    return Server(backend, "gpu1-m", status, 0, "127.0.0.1", port, 0)
+
+
+@pytest.mark.parametrize(
+    ("now", "listed", "said"),
+    [
+        ("here", (), ""),  # nothing changes, and nobody is asked
+        ("elsewhere", ("m",), ""),  # it has moved
+        ("elsewhere", (), "answers 401"),
+        ("elsewhere", ("former",), "serves former"),
+        ("another model", ("m",), ""),
+        ("another model", ("former",), "serves former"),
+        ("down", (), ""),  # nothing is lost
+        ("new", (), ""),
+    ],
+)
+def test_a_proxy_is_not_led_away_from_what_serves(now: str, listed: tuple[str, ...], said: str) -> None:
+    with instance(*([NEW] if listed else []), models=listed) as port:
+        server = {
+            "here": known("UP", port),
+            "elsewhere": known("UP 1/2", 9),
+            "another model": known("UP", port, "model-former"),
+            "down": known("DOWN", 9),
+            "new": Server("model-m", "gpu2-m", "UP", 0, "127.0.0.1", port, 0),
+        }[now]
+        found = not_there([model(port)], {"BACKEND_KEY_M": NEW}, [server])
+    if said:
+        place = f"at 127.0.0.1 port {port} and {said} there; its requests go to 127.0.0.1 port {server.port} now"
+        assert found == [f"gpu1 (gpu1-m) shall serve m {place}"]
+    else:
+        assert found == []
+
+
+def test_a_name_is_the_address_that_it_stands_for() -> None:
+    named = {**model(8000), "servers": [{**model(8000)["servers"][0], "address": "localhost"}]}
+    assert not_there([named], {"BACKEND_KEY_M": NEW}, [known("UP", 8000)]) == []
+    named["servers"][0]["address"] = "nobody.invalid"  # HAProxy keeps the address that it knows
+    assert not_there([named], {"BACKEND_KEY_M": NEW}, [known("UP", 8000)]) == []
+    assert len(not_there([named], {"BACKEND_KEY_M": NEW}, [known("UP", 8001)])) == 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.onprem.vllm.plugins.module_utils import canary
+from ansible_collections.onprem.vllm.plugins.module_utils.backend_keys import Asked
 from ansible_collections.onprem.vllm.plugins.module_utils.canary import (
     CanaryUnseen,
     CanaryWorse,
@@ -15,6 +16,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.canary import (
 )
 from ansible_collections.onprem.vllm.plugins.plugin_utils.canaries import canaries, first_hosts
 
+from .test_backend_keys import instance
 from .test_drain import HAProxy, listening_port, running, unused_port
 
 MAP = "/etc/vllm-proxy/canary.map"
@@ -118,6 +120,18 @@ def test_what_hangs_is_waited_for_and_has_failed_where_it_has_no_end(tmp_path, m
         with pytest.raises(CanaryWorse, match=r"40 requests, 0.0 % failed, 0.0 % refused, 75.0 % given up") as caught:
             tried(["a"], BRIEF, path=path, log=text)
     assert caught.value.names == ["a"]
+
+
+def test_one_that_serves_another_model_now_is_not_compared_with_the_former_s(tmp_path):
+    """Every request of the former model's would be answered 404, and the change of its name taken back."""
+    haproxy = HAProxy(a="DRAIN", b="UP")
+    with running(haproxy, tmp_path / "s") as path, instance("key", models=("new",)) as port:
+        haproxy.ports["a"] = port
+        (told,) = tried(["a"], BRIEF, asked={"m": Asked("m", "key")}, path=path, log=log())
+        assert told.startswith("a: serves new, and this proxy asks it for m")
+        assert haproxy.orders == []
+        tried(["a"], BRIEF, asked={"m": Asked("new", "key")}, path=path, log=log())
+    assert f"add map {MAP} a 10" in haproxy.orders
 
 
 def test_other_models_and_other_lines_are_not_read():

@@ -17,10 +17,13 @@ from typing import Protocol
 import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.onprem.vllm.plugins.module_utils import proxy
+from ansible_collections.onprem.vllm.plugins.module_utils.backend_keys import Asked
 from ansible_collections.onprem.vllm.plugins.module_utils.drain import (
+    CANARIES,
     LOCK,
     DrainRefused,
     Limits,
+    Taken,
     away,
     put_back,
     take_out,
@@ -42,6 +45,7 @@ class HAProxy:
         self.ports: dict[str, int] = {}
         self.old: dict[str, list[int]] = {}  # sessions that a worker from before a reload has
         self.orders: list[str] = []
+        self.shares: dict[str, int] = {}
         self.obeys = True
 
     def answer(self, command: str) -> str:
@@ -58,7 +62,11 @@ class HAProxy:
             return "\n".join([*first, *rows])
         if command == "show servers state":
             return "\n".join(["1", *self.status.values()])
+        if command == f"show map {CANARIES}":
+            return "\n".join(f"0x5581 {name} {share}" for name, share in self.shares.items())
         self.orders.append(command)
+        if command.startswith("del map "):
+            del self.shares[command.split()[3]]
         if " map " in command or not self.obeys:
             return ""
         if " addr " in command:
@@ -120,13 +128,13 @@ def test_requests_under_way_are_waited_for(tmp_path: Path) -> None:
     haproxy = HAProxy(a="UP", b="UP")
     haproxy.sessions["a"] = [2, 2, 1, 0]
     with running(haproxy, tmp_path / "s") as path:
-        assert take_out(["a"], Limits(), check=False, path=path) == (True, [])
+        assert take_out(["a"], Limits(), check=False, path=path) == Taken(changed=True, serving=["a"], busy=[])
         assert haproxy.orders == ["set server model-m/a state drain"]
         assert haproxy.sessions["a"] == [0]
         assert (tmp_path / "server-state").read_text() == "1\nDRAIN\nUP\n"
-        assert take_out(["a"], Limits(), check=False, path=path) == (False, [])
-        assert put_back(["a"], Limits(), check=False, path=path) is True
-        assert put_back(["a"], Limits(), check=False, path=path) is False
+        assert take_out(["a"], Limits(), check=False, path=path) == Taken(changed=False, serving=[], busy=[])
+        assert put_back(["a"], Limits(), check=False, path=path) == (True, [])
+        assert put_back(["a"], Limits(), check=False, path=path) == (False, [])
         assert (tmp_path / "server-state").read_text() == "1\nUP\nUP\n"
     assert haproxy.orders == ["set server model-m/a state drain", "set server model-m/a state ready"]
 
@@ -135,7 +143,7 @@ def test_who_does_not_end_is_named_and_the_wait_is_bounded(tmp_path: Path) -> No
     haproxy = HAProxy(a="UP", b="UP")
     haproxy.sessions["a"] = [1]
     with running(haproxy, tmp_path / "s") as path:
-        assert take_out(["a"], Limits(wait_s=0.5), check=False, path=path) == (True, ["a"])
+        assert take_out(["a"], Limits(wait_s=0.5), check=False, path=path).busy == ["a"]
 
 
 NONE_LEFT = "m would have no instance left that is ready"
@@ -172,30 +180,30 @@ def test_too_many_are_refused_and_none_is_touched_and_each_remedy_works(tmp_path
         assert str(caught.value) == f"{message}. Nothing was taken out."
         assert haproxy.orders == []
         wider = Limits(limits.unavailable, outage=True) if OUTAGE in message else Limits(int(message[-1]))
-        assert take_out(names, wider, check=True, path=path) == (True, [])
+        assert take_out(names, wider, check=True, path=path).changed
         if "back" in message:
             haproxy.status.update(dict.fromkeys(set(status) - set(names), "UP"))
         if "another" in message:
             haproxy.status["new"] = "UP"
         if "back" in message or "another" in message:
-            assert take_out(names, limits, check=True, path=path) == (True, [])
+            assert take_out(names, limits, check=True, path=path).changed
 
 
 @pytest.mark.parametrize("status", [{"a": "DOWN"}, {"a": "DOWN", "b": "DOWN", "c": "UP"}])
 def test_one_that_is_down_may_always_be_taken_out(tmp_path, status):
     haproxy = HAProxy(**status)
     with running(haproxy, tmp_path / "s") as path:
-        assert take_out(["a"], Limits(), check=False, path=path) == (True, [])
+        assert take_out(["a"], Limits(), check=False, path=path).changed
     assert haproxy.orders == ["set server model-m/a state drain"]
 
 
 def test_an_outage_that_is_accepted_and_a_check_that_changes_nothing(tmp_path: Path) -> None:
     haproxy = HAProxy(a="UP")
     with running(haproxy, tmp_path / "s") as path:
-        assert take_out(["a"], Limits(outage=True), check=True, path=path) == (True, [])
+        assert take_out(["a"], Limits(outage=True), check=True, path=path).changed
         assert haproxy.orders == []
-        assert take_out(["a"], Limits(outage=True), check=False, path=path) == (True, [])
-        assert put_back(["a"], Limits(), check=True, path=path) is True
+        assert take_out(["a"], Limits(outage=True), check=False, path=path).changed
+        assert put_back(["a"], Limits(), check=True, path=path) == (True, [])
     assert haproxy.orders == ["set server model-m/a state drain"]
 
 
@@ -203,7 +211,7 @@ def test_one_that_is_down_while_it_is_out_is_put_back_too(tmp_path: Path) -> Non
     haproxy = HAProxy(a="DOWN", b="UP")
     with running(haproxy, tmp_path / "s") as path:
         threading.Timer(0.5, lambda: haproxy.status.update(a="UP")).start()
-        assert put_back(["a", "b"], Limits(wait_s=10), check=False, path=path) is False
+        assert put_back(["a", "b"], Limits(wait_s=10), check=False, path=path) == (False, [])
     assert haproxy.orders == ["set server model-m/a state ready"]
 
 
@@ -225,11 +233,12 @@ def test_one_that_refuses_the_proxy_s_key_stays_out_and_the_others_are_put_back(
     ):
         haproxy.ports = {"a": a, "b": b, "c": c, "d": d, "e": unused_port()}
         with pytest.raises(DrainRefused, match="a: refused the key that this proxy asks with, and stays out") as caught:
-            put_back([*"abcde"], Limits(wait_s=10), check=False, keys={"m": "sought", "n": "x"}, path=path)
+            put_back([*"abcde"], Limits(wait_s=10), check=False, asked=asked_with("sought"), path=path)
         assert haproxy.status == {"a": "DRAIN", **dict.fromkeys("bcde", "UP")}
         assert haproxy.orders[0] == "set server model-m/a state drain"
         assert "sought" not in str(caught.value)
-        assert put_back(["a"], Limits(wait_s=10), check=False, keys={"m": "sought-former"}, path=path) is True
+        former = asked_with("sought-former")
+        assert put_back(["a"], Limits(wait_s=10), check=False, asked=former, path=path) == (True, [])
     assert haproxy.status["a"] == "UP"
 
 
@@ -245,23 +254,105 @@ def test_one_that_moved_to_another_port_is_asked_there(tmp_path: Path) -> None:
     ]
 
 
-def test_one_that_did_not_move_after_all_is_asked_where_it_was(tmp_path: Path) -> None:
+def test_one_that_does_not_answer_there_is_asked_where_it_was(tmp_path: Path) -> None:
     haproxy = HAProxy(a="DRAIN", b="UP")
-    with running(haproxy, tmp_path / "s") as path, listening_port() as old, listening_port() as others:
+    with running(haproxy, tmp_path / "s") as path, listening_port() as old:
         haproxy.ports["a"] = old
-        put_back(["a"], Limits(wait_s=10), check=False, ports={"a": others}, path=path)
         put_back(["a"], Limits(wait_s=10), check=False, ports={"a": unused_port()}, path=path)
     assert haproxy.orders == ["set server model-m/a state ready"]
+
+
+def test_two_that_swapped_their_ports_are_asked_there(tmp_path: Path) -> None:
+    """Both answer where the other one was, so that what listens says nothing of who it is."""
+    haproxy = HAProxy(a="DRAIN", b="DRAIN")
+    with running(haproxy, tmp_path / "s") as path, listening_port() as one, listening_port() as other:
+        haproxy.ports = {"a": one, "b": other}
+        put_back(["a", "b"], Limits(wait_s=10), check=False, ports={"a": other, "b": one}, path=path)
+        assert haproxy.ports == {"a": other, "b": one}
+
+
+def asked_with(key: str) -> dict[str, Asked]:
+    return {"m": Asked("m", key), "n": Asked("n", "x")}
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_one_that_serves_another_model_stays_out_until_the_proxy_knows(tmp_path: Path, follows: bool) -> None:
+    """As after a change of its name, or a rollback past one: /health says 200, and every request would be a 404."""
+    haproxy = HAProxy(a="DRAIN", b="DRAIN", c="UP")
+    said = "a: serves another, and this proxy asks it for m, so it stays out of the routes"
+    with (
+        running(haproxy, tmp_path / "s") as path,
+        instance("key", models=("another",)) as a,
+        instance("key", models=("m", "adapter")) as b,
+    ):
+        haproxy.ports = {"a": a, "b": b}
+
+        def back() -> tuple[bool, list[str]]:
+            known = asked_with("key")
+            return put_back([*"ab"], Limits(wait_s=10), check=False, asked=known, proxy_follows=follows, path=path)
+
+        if follows:
+            was_out, (waiting,) = back()
+            assert was_out
+            assert waiting.startswith(said)
+        else:
+            with pytest.raises(DrainRefused, match=said):
+                back()
+    assert haproxy.status == {"a": "DRAIN", "b": "UP", "c": "UP"}
+
+
+def test_where_the_proxy_gets_the_new_key_the_former_is_not_tried(tmp_path: Path) -> None:
+    haproxy = HAProxy(a="DRAIN", b="UP")
+    with running(haproxy, tmp_path / "s") as path, instance("new") as a:
+        haproxy.ports = {"a": a}
+        put_back(["a"], Limits(wait_s=10), check=False, asked=asked_with("former"), proxy_follows=True, path=path)
+    assert haproxy.status["a"] == "UP"
+
+
+@pytest.mark.parametrize(
+    ("status", "taken", "fails"), [("DOWN", [], False), ("DOWN", ["a"], True), ("DRAIN", [], True)]
+)
+def test_who_was_down_before_may_wait_for_what_the_proxy_gets_later(
+    tmp_path: Path, status: str, taken: list[str], fails: bool
+) -> None:
+    """A host with a new address is down where HAProxy asks, and only the end of the run tells it the other one."""
+    haproxy = HAProxy(a=status, b="UP")
+    haproxy.obeys = False
+    with running(haproxy, tmp_path / "s") as path:
+
+        def back() -> list[str]:
+            limits = Limits(wait_s=0.3)
+            return put_back(["a"], limits, check=False, proxy_follows=True, taken=taken, path=path)[1]
+
+        if fails:
+            with pytest.raises(DrainRefused, match="not up after 0 s"):
+                back()
+        else:
+            (said,) = back()
+            assert said.startswith("a (DOWN): not up after 0 s")
+
+
+def test_a_share_that_a_canary_s_run_left_ends_with_it(tmp_path: Path) -> None:
+    """HAProxy picks for a share past all states, so that one that is taken out would get requests still."""
+    haproxy = HAProxy(a="UP", b="UP")
+    haproxy.shares = {"a": 10, "c": 5}
+    with running(haproxy, tmp_path / "s") as path:
+        take_out(["a"], Limits(), check=True, path=path)
+        assert haproxy.shares == {"a": 10, "c": 5}
+        take_out(["a", "x"], Limits(), check=False, path=path)
+    assert haproxy.shares == {"c": 5}
 
 
 def test_requests_from_before_a_reload_are_waited_for(tmp_path: Path) -> None:
     haproxy = HAProxy(a="UP", b="UP")
     haproxy.old = {"a": [1, 1, 0], "b": [7]}
     with running(haproxy, tmp_path / "s") as path, running(haproxy, tmp_path / "master.sock"):
-        assert take_out(["a"], Limits(), check=False, path=path) == (True, [])
+        assert take_out(["a"], Limits(), check=False, path=path).changed
         assert haproxy.old["a"] == [0]
         haproxy.old = {"a": [1]}
-        assert take_out(["a"], Limits(wait_s=0.3), check=False, path=path) == (False, ["a"])
+        assert take_out(["a"], Limits(wait_s=0.3), check=False, path=path) == Taken(
+            changed=False, serving=[], busy=["a"]
+        )
 
 
 def test_an_old_worker_that_ends_meanwhile_has_no_requests(tmp_path: Path) -> None:
@@ -270,7 +361,7 @@ def test_an_old_worker_that_ends_meanwhile_has_no_requests(tmp_path: Path) -> No
     answer = haproxy.answer
     haproxy.answer = lambda command: "Can't find the target PID" if command.startswith("@!") else answer(command)  # type: ignore[method-assign]
     with running(haproxy, tmp_path / "s") as path, running(haproxy, tmp_path / "master.sock"):
-        assert take_out(["a"], Limits(), check=False, path=path) == (True, [])
+        assert take_out(["a"], Limits(), check=False, path=path).changed
 
 
 def test_an_order_that_a_reload_lost_is_given_again(tmp_path: Path) -> None:
@@ -279,7 +370,7 @@ def test_an_order_that_a_reload_lost_is_given_again(tmp_path: Path) -> None:
     with running(haproxy, tmp_path / "s") as path:
         haproxy.obeys = False
         threading.Timer(0.3, lambda: setattr(haproxy, "obeys", True)).start()
-        assert take_out(["a"], Limits(wait_s=10), check=False, path=path) == (True, [])
+        assert take_out(["a"], Limits(wait_s=10), check=False, path=path).changed
     assert haproxy.status["a"] == "DRAIN"
     assert set(haproxy.orders) == {"set server model-m/a state drain"}
 

@@ -385,6 +385,20 @@ def test_refused_arguments_are_told_as_preflight_tells_its_findings(
     assert SECRET not in finding["found"]
 
 
+def test_one_that_is_down_now_may_serve_again_when_it_is_restarted() -> None:
+    """An hour may pass between the look at all hosts and the turn of one; a first rollout interrupts nobody."""
+    steps = [
+        SimpleNamespace(instance=SimpleNamespace(name=name), restart=restart, current=current)
+        for name, restart, current in [
+            ("down", "it was failed", 1),
+            ("serving", "new generation 2", 1),
+            ("unchanged", "", 1),
+            ("first", "new generation 1", None),
+        ]
+    ]
+    assert instance_module._interrupted(steps) == ["down", "serving"]
+
+
 CHECK = Path(__file__).parents[2] / "roles/vllm_service/files/check_arguments.py"
 VLLM = Path(__file__).parents[2] / ".cache/vllm-0.28.0/bin/python"
 

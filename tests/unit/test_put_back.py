@@ -8,6 +8,7 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -26,34 +27,63 @@ def inventory(folder: Path, **groups: dict[str, dict[str, object]]) -> str:
     return str(folder / "inventory")
 
 
+def taking_out(name: str) -> dict[str, Any]:
+    """The block of a playbook that has the task which takes out."""
+    tasks = [task for play in yaml.safe_load((PLAYBOOKS / f"{name}.yml").read_text("utf-8")) for task in play["tasks"]]
+    while True:
+        (block,) = [task for task in tasks if "take_out" in str(task.get("block"))]
+        if any("take_out" in str(task.get("ansible.builtin.import_tasks")) for task in block["block"]):
+            return dict(block)
+        tasks = block["block"]
+
+
 @pytest.mark.parametrize("name", ["serve", "reboot", "rollback"])
 def test_each_playbook_puts_back_whatever_happens(name: str) -> None:
-    plays = yaml.safe_load((PLAYBOOKS / f"{name}.yml").read_text(encoding="utf-8"))
-    blocks = [task for play in plays for task in play["tasks"] if "take_out" in str(task.get("block"))]
-    assert len(blocks) == 1
-    assert blocks[0]["ignore_unreachable"] is True
-    assert "put_back.yml" in str(blocks[0]["always"])
+    block = taking_out(name)
+    assert block["ignore_unreachable"] is True
+    assert "put_back.yml" in str(block["always"])
 
 
 def test_what_follows_a_role_that_could_not_be_run_is_not_done() -> None:
     """What serves on the way back is started behind a firewall, or not at all."""
-    plays = yaml.safe_load((PLAYBOOKS / "serve.yml").read_text(encoding="utf-8"))
-    (tasks,) = [task["block"] for play in plays for task in play["tasks"] if "take_out" in str(task.get("block"))]
-    for task, after in itertools.pairwise(tasks):
+    for task, after in itertools.pairwise(taking_out("serve")["block"]):
         if "ansible.builtin.import_role" in task:
             assert after["ansible.builtin.import_tasks"] == "tasks/reached.yml", task["name"]
 
 
+LOOK = """          onprem.vllm.instance_info: {verify: none}
+          register: __running
+"""
+LOOKED = """          ansible.builtin.set_fact: {__running: {instances: [{name: called-otherwise}]}}
+"""
+
+
 def test_a_host_that_is_lost_after_it_was_taken_out_is_put_back(tmp_path: Path) -> None:
+    """The names are those of what it runs, which the inventory may call otherwise."""
+    text = (PLAYBOOKS / "reboot.yml").read_text(encoding="utf-8")
+    assert text.count(LOOK) == 1
+    text = text.replace(LOOK, LOOKED).replace("import_tasks: tasks/", f"import_tasks: {PLAYBOOKS}/tasks/")
+    (tmp_path / "reboot.yml").write_text(text, encoding="utf-8")
     hosts = inventory(tmp_path, vllm={"gpu1": LOST}, proxy={"proxy1": HERE})
     done = ansible_playbook(
-        *("-i", "inventory/example", "-i", hosts, "playbooks/reboot.yml", "--limit", "gpu1"),
+        *("-i", "inventory/example", "-i", hosts, str(tmp_path / "reboot.yml"), "--limit", "gpu1", "-vv"),
         *("-e", "ansible_become=false"),
     )
     assert done.returncode != 0
     after = done.stdout.partition("TASK [Reboot]")[2]
     assert "UNREACHABLE" in after.partition(BACK)[0]
     assert "ok: [gpu1 -> proxy1]" in after.partition(BACK)[2]
+    assert "gpu1-called-otherwise" in after.partition(BACK)[2]
+
+
+def test_a_host_that_does_not_answer_is_not_taken_out(tmp_path: Path) -> None:
+    hosts = inventory(tmp_path, vllm={"gpu1": LOST}, proxy={"proxy1": HERE})
+    done = ansible_playbook(
+        *("-i", "inventory/example", "-i", hosts, "playbooks/reboot.yml", "--limit", "gpu1"),
+        *("-e", "ansible_become=false"),
+    )
+    assert done.returncode != 0
+    assert "TASK [Look whether every proxy could take them out]" not in done.stdout
 
 
 def test_where_a_proxy_does_not_answer_nothing_is_taken_out_and_the_others_are_put_back(tmp_path: Path) -> None:
@@ -62,7 +92,7 @@ def test_where_a_proxy_does_not_answer_nothing_is_taken_out_and_the_others_are_p
     play = {
         "hosts": "vllm",
         "gather_facts": False,
-        "vars": {"__servers": ["gpu1-m"], "__ports": [8000]},
+        "vars": {"__servers": ["gpu1-m"]},
         "tasks": [
             {
                 "ignore_unreachable": True,
@@ -90,12 +120,19 @@ AnsibleModule(argument_spec={name: {"type": "raw"} for name in names}).fail_json
 ROUTE = """
 import json
 from ansible.module_utils.basic import AnsibleModule
-names = ("servers", "ports", "state", "wait_s", "check_key")
+names = ("servers", "ports", "state", "wait_s", "proxy_follows", "taken")
 module = AnsibleModule(argument_spec={name: {"type": "raw"} for name in names})
-with open(%r, "a") as record:
-    record.write(json.dumps([module.params["servers"], module.params["check_key"]]) + "\\n")
+if module.params["state"] == "in":
+    with open(%r, "a") as record:
+        record.write(json.dumps([module.params[name] for name in ("servers", "proxy_follows", "ports")]) + "\\n")
 module.exit_json()
 """
+PRESENT = """
+from ansible.module_utils.basic import AnsibleModule
+AnsibleModule(argument_spec={"verify": {"type": "raw"}}).exit_json(instances=%r)
+"""
+PORTS = {"one": 8000, "two": 8001, "three": None, "left": 8003}
+LISTENING = {"gpu1-one": 8000, "gpu1-two": 8001}
 GO_BACK = """
 from ansible.module_utils.basic import AnsibleModule
 module = AnsibleModule(argument_spec={"refused": {"type": "bool"}})
@@ -110,13 +147,20 @@ ROLL_BACK = """
 
 
 def judged(
-    folder: Path, host: dict[str, object], worse: list[str], refused: list[str], *, fails: bool = True
+    folder: Path,
+    host: dict[str, object],
+    worse: list[str],
+    refused: list[str],
+    *,
+    fails: bool = True,
+    present: tuple[str, ...] = ("one", "two", "three"),
 ) -> tuple[str, list[list[object]]]:
-    """What a run with canaries one and two says, and what it puts back, with which check of the key.
+    """What a run with canaries one and two says, and what it puts back: servers, whether the proxy follows, ports.
 
     The tasks are those of the collection; the modules of the proxy, and the role, are stand-ins.
     """
     stand_ins = {"onprem.vllm.canary": "judge", "onprem.vllm.drain": "route", "onprem.vllm.vllm_service": "serving"}
+    stand_ins["onprem.vllm.instance_info"] = "present"
     record = folder / "record"
     for part in ("tasks", "library", "roles/serving/tasks"):
         (folder / part).mkdir(parents=True)
@@ -127,6 +171,8 @@ def judged(
         (folder / "tasks" / tasks.name).write_text(text, encoding="utf-8")
     (folder / "library" / "judge.py").write_text(JUDGE % worse, encoding="utf-8")
     (folder / "library" / "route.py").write_text(ROUTE % str(record), encoding="utf-8")
+    here = [{"name": name, "port": PORTS[name]} for name in present]
+    (folder / "library" / "present.py").write_text(PRESENT % here, encoding="utf-8")
     (folder / "library" / "go_back.py").write_text(GO_BACK, encoding="utf-8")
     (folder / "roles/serving/tasks/rollback.yml").write_text(ROLL_BACK, encoding="utf-8")
     servers = ["gpu1-one", "gpu1-two", "gpu1-three"]
@@ -136,7 +182,7 @@ def judged(
         "any_errors_fatal": True,
         "vars": {
             "vllm_plan": {"instances": [{"name": "one", "port": 8000}]},
-            "vllm_plans": {"gpu1": {}, "proxy1": {}},
+            "__following": ["proxy1"],
             "vllm_canary_share": 10,
             "__canaries": ["one", "two"],
             "refused": refused,
@@ -148,7 +194,7 @@ def judged(
                 "always": [
                     {
                         "import_tasks": "tasks/put_back.yml",
-                        "vars": {"__servers": servers, "__ports": [1, 2, 3]},
+                        "vars": {"__servers": servers},
                         "tags": ["vllm_service"],
                     }
                 ],
@@ -165,33 +211,36 @@ def judged(
 
 def test_a_canary_that_is_worse_and_cannot_go_back_stays_out_of_the_routes(tmp_path: Path) -> None:
     said, back = judged(tmp_path, HERE, worse=["gpu1-one"], refused=["one"])
-    assert back == [[["gpu1-two", "gpu1-three"], True]] * 2
+    assert back == [[["gpu1-two", "gpu1-three"], False, LISTENING]] * 2
     assert "Back on what served before: gpu1-two. gpu1-one did not go back (Its release is gone). As it was" in said
     assert "it stays out of the routes of every proxy. Whatever run on gpu1 comes next puts it back" in said
 
 
 def test_of_a_host_that_does_not_answer_what_was_worse_stays_out(tmp_path: Path) -> None:
     said, back = judged(tmp_path, LOST, worse=["gpu1-one"], refused=[])
-    assert back == [[["gpu1-two", "gpu1-three"], True]] * 2
+    assert back == [[["gpu1-two", "gpu1-three"], False, {}]] * 2  # where it listens is not known
     assert "Connection refused). As it was worse, it stays out" in said
 
 
 def test_what_went_back_and_what_could_not_be_judged_is_put_back(tmp_path: Path) -> None:
     everything = ["gpu1-one", "gpu1-two", "gpu1-three"]
     said, back = judged(tmp_path / "back", HERE, worse=["gpu1-one"], refused=[])
-    assert back == [[everything, True]] * 2
+    assert back == [[everything, False, LISTENING]] * 2
     assert "Back on what served before: gpu1-one, gpu1-two." in said
     said, back = judged(tmp_path / "not-judged", HERE, worse=[], refused=["one", "two"])
-    assert back == [[everything, True]] * 2
+    assert back == [[everything, False, LISTENING]] * 2
     assert "gpu1-two did not go back (Its release is gone). It is put back in the routes as it is." in said
 
 
-def test_a_proxy_that_gets_the_key_of_the_inventory_in_the_same_run_does_not_ask_with_the_former(
-    tmp_path: Path,
-) -> None:
-    """proxy1 takes part, proxy2 does not."""
+def test_a_proxy_that_this_run_comes_to_later_is_told_so(tmp_path: Path) -> None:
+    """proxy1 takes part, proxy2 does not: it keeps its key and its names of models."""
     _said, back = judged(tmp_path, HERE, worse=[], refused=[], fails=False)
-    assert [check for _servers, check in back] == [False, True]
+    assert [follows for _servers, follows, _ports in back] == [True, False]
+
+
+def test_what_the_host_has_is_put_back_and_what_was_removed_is_not(tmp_path: Path) -> None:
+    _said, back = judged(tmp_path, HERE, worse=[], refused=[], fails=False, present=("two", "left"))
+    assert [servers for servers, _follows, _ports in back] == [["gpu1-two", "gpu1-left"]] * 2
 
 
 @pytest.mark.parametrize("accepted", [False, True])

@@ -22,7 +22,9 @@ PROXIES = ("proxy1",)
 
 def stand_in(task: dict[str, Any]) -> dict[str, Any]:
     """A task of serve.yml without its effect: it fails on the hosts for which ``broken`` names it."""
-    kept = {name: value for name, value in task.items() if name in ("name", "when", "tags", "ignore_unreachable")}
+    kept = {
+        name: value for name, value in task.items() if name in ("name", "when", "vars", "tags", "ignore_unreachable")
+    }
     if task["name"] == "Look which are restarted or removed":
         return {**kept, "set_fact": {"vllm_service_result": {"interrupted": "{{ interrupted }}"}}}
     if task["name"] == "Look which of them get requests now":
@@ -122,6 +124,13 @@ def test_a_host_that_fails_ends_the_run_which_says_what_was_not_touched(tmp_path
     said = " ".join(done.stdout.split())
     assert "gpu1 failed, as the task before says. The run ends here; left as they were: gpu2, proxy1." in said
     assert "--limit 'vllm:proxy:!gpu1'." in said
+
+
+def test_one_that_cannot_be_put_back_ends_the_run_with_a_word_about_the_others(tmp_path: Path) -> None:
+    done = serve(tmp_path, {"gpu1": {**UP, "broken": ["Put back"]}, "gpu2": UP})
+    assert batches(done) == [["gpu1"]]
+    said = " ".join(done.stdout.split())
+    assert "gpu1 failed, as the task before says. The run ends here; left as they were: gpu2, proxy1." in said
 
 
 def test_one_of_several_that_were_down_fails_alone(tmp_path: Path) -> None:
