@@ -115,15 +115,28 @@ def test_an_upgrade_loses_no_request(lab, at):
     assert proxy.servers(lab)["glm1-glm"] == "UP"
 
 
+def instances(port: int, **more: object) -> str:
+    """``vllm_instances`` of both hosts with another port, and other values besides."""
+    wanted = {"profile": "tiny-cpu", "port": port, **more}
+    return f"{{{{ {{'glm' if inventory_hostname == 'glm1' else 'gemma': {wanted}}} }}}}"
+
+
+def answers(lab, host: str, port: int) -> str:
+    """The status of an instance that is asked without a key, 000 where nobody is reached."""
+    ask = f"curl --silent --output /dev/null --max-time 3 --write-out %{{http_code}} http://{host}:{port}/v1/models"
+    return lab("run", "sh", "-c", f"{ask} || true")
+
+
 def test_an_upgrade_that_does_not_get_ready_loses_no_request_and_what_came_back_gets_some(lab):
-    """Layers that the model does not have: missed when its weights are loaded."""
+    """Layers that the model does not have: missed when its weights are loaded. It was to move, and stays."""
     wrong = {"vllm_host_overrides": {"serve": {"hf-overrides": {"num_hidden_layers": 64}}}}
     with proxy.load() as requests:
-        done = play("upgrade", "--limit", "glm1", **wrong)
+        done = play("upgrade", "--limit", "glm1", **wrong, vllm_instances=instances(8001))
         assert done.returncode != 0
     assert "was brought back and serves" in done.stdout
     assert proxy.failed(requests) == []
     assert proxy.servers(lab)["glm1-glm"] == "UP"
+    assert answers(lab, "glm1", 8000) == "401"
 
 
 def test_a_rollback_loses_no_request(lab, at):
@@ -137,14 +150,42 @@ def test_a_rollback_loses_no_request(lab, at):
     assert proxy.servers(lab)["glm1-glm"] == "UP"
 
 
-def test_a_changed_configuration_restarts_every_instance_and_loses_no_request(lab, at):
+def test_a_changed_configuration_moves_every_instance_and_loses_no_request(lab, at):
     before = started(at)
     with proxy.load() as requests:
-        done = play("site", vllm_service_nofile=131072)
+        done = play("site", vllm_service_nofile=131072, vllm_instances=instances(8001))
         assert done.returncode == 0, done.stdout
     assert all(before[host] != process for host, process in started(at).items())
     assert proxy.failed(requests) == []
     assert {name for name, status in proxy.servers(lab).items() if status == "UP"} >= INSTANCES
+    assert [answers(lab, host, port) for host in ("glm1", "l40s1") for port in (8000, 8001)] == ["000", "401"] * 2
+
+
+def test_a_run_of_the_proxy_alone_is_not_led_away_from_what_serves():
+    """The inventory has the former port again, and another name, and the hosts are left out."""
+    renamed = {"vllm_instances": instances(8001, served_model_name="renamed")}
+    for change, said in (({}, "does not answer"), (renamed, "serves tiny-qwen3")):
+        with proxy.load() as requests:
+            done = play("site", "--limit", "proxy", **change)
+            assert done.returncode != 0
+        assert "The proxy keeps its routes, for the inventory's would lead away from what serves" in done.stdout
+        assert said in done.stdout
+        assert proxy.failed(requests) == []
+
+
+def test_a_new_name_of_one_instance_stays_out_and_the_other_keeps_the_former(lab):
+    """It would answer 404. The host alone is run: the proxy does not know the new name yet."""
+    with proxy.load() as requests:
+        done = play("site", "--limit", "glm1", vllm_instances=instances(8001, served_model_name="renamed"))
+        assert done.returncode != 0
+    assert "glm1-glm: serves renamed, and this proxy asks it for tiny-qwen3, so it stays out" in done.stdout
+    assert proxy.failed(requests) == []
+    assert proxy.servers(lab)["glm1-glm"] == "DRAIN"
+    with proxy.load() as requests:
+        done = play("rollback", "--limit", "glm1")
+        assert done.returncode == 0, done.stdout
+    assert proxy.failed(requests) == []
+    assert proxy.servers(lab)["glm1-glm"] == "UP"
 
 
 def runs(host: str) -> bool:
