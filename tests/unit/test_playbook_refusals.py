@@ -92,6 +92,16 @@ def test_a_bundle_without_what_a_host_needs_stops_a_rollout_before_any_host_is_a
     assert "unreachable=1" not in done.stdout
 
 
+@pytest.mark.parametrize("playbook", ["site", "upgrade"])
+def test_a_proxy_without_its_master_key_stops_every_host_before_any_is_asked(playbook: str) -> None:
+    """Not the proxy alone: instances would restart, and nothing would lead to them."""
+    done = ansible_playbook("-i", "inventory/example", f"playbooks/{playbook}.yml", LITELLM_MASTER_KEY="")
+    assert done.returncode != 0
+    assert "proxy1: litellm_proxy_master_key has less than 20 characters" in " ".join(done.stdout.split())
+    assert "PLAY [Look at every host before any is changed]" not in done.stdout
+    assert "UNREACHABLE" not in done.stdout
+
+
 def test_an_answer_is_json_alone_and_what_is_wrong_goes_elsewhere() -> None:
     query = json.dumps({"plan_query": "[].{host: host, to: proxy.routes}"})
     arguments = ("-i", "inventory/example", "playbooks/plan.yml", "-e", query)
