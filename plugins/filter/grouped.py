@@ -12,11 +12,11 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.plain import plain
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_groups import grouped as look
 
 
-def grouped(groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def grouped(groups: Mapping[str, Sequence[str]], needed: bool = True) -> dict[str, Any]:
     """Problems and warnings, in a plan's form."""
     if not isinstance(groups, Mapping):
         raise AnsibleFilterError(f"onprem.vllm.grouped takes groups, not {type(groups).__name__}")
-    return look(plain(groups))
+    return look(plain(groups), needed=bool(needed))
 
 
 class FilterModule:

@@ -28,11 +28,12 @@ def known_groups() -> tuple[str, ...]:
     return tuple(dict.fromkeys(group for entry in roles for group in entry["groups"]))
 
 
-def grouped(groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def grouped(groups: Mapping[str, Sequence[str]], *, needed: bool = True) -> dict[str, Any]:
     """Problems and warnings of an inventory's groups, in a plan's form.
 
     Args:
         groups: ``groups`` of Ansible, names of hosts by group, ``all`` among them.
+        needed: whether there is nothing to do where no host is in a known group; else that is a warning, too.
     """
     known = known_groups()
     reached = {host for group in known for host in groups.get(group, ())}
@@ -40,7 +41,7 @@ def grouped(groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     problems = list(_misspelt(groups, known))
     warnings: list[Problem] = []
     names = ", ".join([*known[:-1], f"or {known[-1]}"])
-    if left and not reached and not problems:
+    if needed and left and not reached and not problems:
         what = f"has {len(left)} hosts, and none of them is in group {names}: nothing would be done"
         problems.append(
             problem("the inventory", what, "Put the hosts, or their groups as children, into these groups.")

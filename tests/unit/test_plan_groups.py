@@ -45,6 +45,12 @@ def test_hosts_that_no_play_would_reach(groups: dict[str, list[str]], problem: s
         assert bool(found[part]) == bool(wanted)
 
 
+def test_where_hosts_are_not_needed_none_of_them_in_a_group_is_a_warning() -> None:
+    found = grouped({"all": ["a"], "web": ["a"]}, needed=False)
+    assert (found["problems"], [one["what"][:14] for one in found["warnings"]]) == ([], ["a: in no group"])
+    assert grouped({"all": ["a"], "vlm": ["a"]}, needed=False)["problems"]
+
+
 DATES = """
 litellm_proxy_keys:
   right: {expires: 2027-06-30}

@@ -57,12 +57,50 @@ def inventory(folder: Path, **groups: str) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("playbook", ["plan", "site", "upgrade"])
-def test_an_inventory_whose_hosts_no_play_would_reach_is_a_failure(playbook: str, tmp_path: Path) -> None:
-    done = ansible_playbook("-i", inventory(tmp_path, vlm="gpu1"), f"playbooks/{playbook}.yml")
+# What operators start: the others are parts of site.yml.
+STARTED = sorted(path.stem for path in PLAYBOOKS.glob("*.yml") if path.stem not in {"prepare", "serve", "front"})
+
+
+NOTHING = ["none of them is in group mirror, vllm, or proxy: nothing would be done"]
+PROXIES = ({"vllm": "gpu1", "proxies": "p1"}, "gpu1", ["group proxies", "looks like proxy misspelt"])
+
+
+@pytest.mark.parametrize(
+    ("playbook", "groups", "limit", "said"),
+    [
+        # The host asked for is in its right place; what the run is limited to would leave the proxy out all the same.
+        *((playbook, *PROXIES) for playbook in STARTED),
+        ("site", {"vlm": "gpu1"}, "all", ["group vlm", "looks like vllm misspelt"]),
+        ("teardown", {"web": "web1"}, "all", NOTHING),
+        ("bundle", {"web": "web1"}, "all", NOTHING),
+    ],
+)
+def test_an_inventory_whose_hosts_no_play_would_reach_is_a_failure(
+    playbook: str, groups: dict[str, str], limit: str, said: list[str], tmp_path: Path
+) -> None:
+    done = ansible_playbook("-i", inventory(tmp_path, **groups), f"playbooks/{playbook}.yml", "--limit", limit)
     assert done.returncode != 0
-    assert "group vlm" in done.stdout
-    assert "looks like vllm misspelt" in done.stdout
+    for part in said:
+        assert part in " ".join(done.stdout.split())
+    assert done.stdout.count("PLAY [") == 1, "nothing else is looked at"
+
+
+@pytest.mark.parametrize("playbook", ["bundle", "status"])
+def test_groups_that_a_site_has_no_hosts_for_are_no_fault(playbook: str, tmp_path: Path) -> None:
+    """Neither mirror nor proxy; what follows here is that gpu1 can be neither planned nor reached."""
+    folder = inventory(tmp_path, vllm="gpu1", web="web1")
+    done = ansible_playbook("-i", folder, f"playbooks/{playbook}.yml", "-e", "ansible_host=127.0.0.1 ansible_port=1")
+    assert "The inventory's groups are wrong" not in done.stdout
+    assert "web1: in no group mirror, vllm, or proxy" in " ".join(done.stdout.split())
+    assert done.stdout.count("PLAY [") > 1
+
+
+def test_a_bundle_of_what_variables_name_needs_no_host(tmp_path: Path) -> None:
+    """On an inventory of the site's other hosts; refused here for what it lacks besides, before anything is fetched."""
+    given = json.dumps({"wheel_mirror_releases": ["0.28.0-cpu"]})
+    done = ansible_playbook("-i", inventory(tmp_path, web="web1"), "playbooks/bundle.yml", "-e", given)
+    assert "The inventory's groups are wrong" not in done.stdout
+    assert "wheel_mirror_bundle is not set" in done.stdout
 
 
 def test_an_upgrade_of_a_mirror_alone_is_one_without_batches(tmp_path: Path) -> None:
@@ -160,7 +198,8 @@ def test_a_bundle_without_a_place_is_refused_and_a_site_s_own_web_server_needs_n
 
 def test_teardown_knows_every_directory_and_account_that_it_removes() -> None:
     text = Path(PLAYBOOKS / "teardown.yml").read_text(encoding="utf-8")
-    [wrong] = [task["vars"]["wrong"] for task in yaml.safe_load(text)[0]["tasks"] if "vars" in task]
+    tasks = [task for play in yaml.safe_load(text) for task in play["tasks"]]
+    [wrong] = [task["vars"]["wrong"] for task in tasks if "wrong" in task.get("vars", {})]
     named = set(re.findall(r"'(\w+_\w+)'", wrong))
     roots = {name for name in ranges()["paths"] if re.fullmatch(r"(?!.*release_root)\w+_root", name)}
     # Owner and group of the caches come from the plan.
