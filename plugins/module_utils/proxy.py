@@ -74,6 +74,11 @@ class Places:
     keys_said: Path = Path("/run/onprem-vllm-keys/said.json")
 
     @property
+    def ca(self) -> Path:
+        """The own CA."""
+        return self.etc / "ca"
+
+    @property
     def admin(self) -> Path:
         """HAProxy's administration socket."""
         return self.runtime / "admin.sock"
@@ -175,7 +180,7 @@ class Host:
     def __init__(self, proxy: Proxy, places: Places | None = None) -> None:
         self.proxy = proxy
         self.places = places or Places()
-        self.ca = OwnCa(self.places.etc / "ca")
+        self.ca = OwnCa(self.places.ca)
 
     # -- what shall be there ------------------------------------------------------------------------------------------
 

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -22,6 +24,7 @@ from .atomic import write_file
 # Longer-lived ones are refused by browsers and by Apple's systems.
 LEAF_DAYS = 397
 CA_DAYS = 3650
+CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----")
 LONGEST_NAME = 64  # of a subject (RFC 5280, appendix A.1)
 # As public CAs do: what was just issued is not of the future for a client whose clock is behind.
 BACKDATED_S = 3600
@@ -162,6 +165,41 @@ class OwnCa:
         soon = _read(last.chain, "-checkend", str(renew_days * 86400))
         return f"it expires within {renew_days} days" if "will expire" in soon else ""
 
+    def keep(self, handed_out: str, file: str) -> None:
+        """See to it that this CA signs with a root that clients were given, before anything of it is made.
+
+        Args:
+            handed_out: what ``file`` on the control node holds; a root may stand in it among others.
+            file: its name, for messages.
+
+        Raises:
+            CertificateRefused: there is no CA here though a root was handed out, or it has another root.
+        """
+        trusted = [_fingerprint(found) for found in CERTIFICATE.findall(handed_out)]
+        if not trusted:
+            return
+        prints = ", ".join(trusted)
+        before = f"A root was handed out before ({file} on the control node, SHA-256 {prints}), and clients trust it"
+        back = (
+            f"Put the backup of {self.directory} on the host. For a new root, which every client must be given, delete "
+            "or rename that file"
+        )
+        if self._is_none():
+            raise CertificateRefused(f"{before}; this host has no CA, and a new one would have another root. {back}.")
+        # Of a CA that lost a part of itself, issue() says what is to be done.
+        if (own := self._own_root()) and _fingerprint(own) not in trusted:
+            raise CertificateRefused(f"{before}; the CA in {self.directory} has another ({_fingerprint(own)}). {back}.")
+
+    def _is_none(self) -> bool:
+        return not any((self.directory / name).exists() for name in ("root.key", "root.pem", "issued.json"))
+
+    def _own_root(self) -> str:
+        """The root, also where a killed run left it in the key's file alone; empty where there is none."""
+        for path in (self.root, self.directory / "root.key"):
+            if path.is_file() and (found := CERTIFICATE.search(path.read_text(encoding="utf-8"))):
+                return found[0]
+        return ""
+
     def issue(self, names: Sequence[str]) -> Certificate:
         """A new certificate for ``names``, from the CA, which is made where there is none.
 
@@ -177,7 +215,7 @@ class OwnCa:
             (beside / "ca").write_text(_CA.format(scratch=scratch, names=alternatives), encoding="utf-8")
             (beside / "index").touch()
             root_key = self.directory / "root.key"
-            if not any((self.directory / name).exists() for name in ("root.key", "root.pem", "issued.json")):
+            if self._is_none():
                 name = f"CA of the proxy {names[0]}"[:LONGEST_NAME]
                 made = _signed(beside, "root", name, CA_DAYS, "-selfsign", "-keyfile", str(beside / "root.key"))
                 both = f"{made.key}{made.chain}".encode()
@@ -211,8 +249,8 @@ class OwnCa:
     def _refused(self, what: str, why: str) -> CertificateRefused:
         return CertificateRefused(
             f"The own CA in {self.directory} {what}. {why or 'Bring the files there back from a backup.'} Otherwise "
-            "move the directory away and run again: a new CA is made, whose root every client must be given "
-            "(litellm_proxy_ca_file)."
+            "move the directory away, and what litellm_proxy_ca_file names on the control node, and run again: a new "
+            "CA is made, whose root every client must be given."
         )
 
 
@@ -233,6 +271,15 @@ def _signed(beside: Path, kind: str, name: str, days: int, *by: str) -> Certific
         *("-in", str(request), "-startdate", begins, "-enddate", ends, "-out", str(signed)),
     )
     return Certificate(signed.read_text(encoding="utf-8"), key.read_text(encoding="utf-8"))
+
+
+def _fingerprint(certificate: str) -> str:
+    """SHA-256 as ``openssl x509 -fingerprint -sha256`` shows it, of what is no certificate too."""
+    try:
+        content = ssl.PEM_cert_to_DER_cert(certificate)
+    except ValueError:
+        content = certificate.encode()
+    return hashlib.sha256(content).digest().hex(":").upper()
 
 
 def _days_left(chain: str) -> int:

@@ -119,10 +119,21 @@ options:
     description: Seconds within which every model must have answered.
     type: int
     default: 60
-  state:
-    description: V(absent) takes everything back but the release.
+  handed_out:
+    description: What O(handed_out_file) holds, the root certificate of the own CA that clients were given, PEM.
     type: str
-    choices: [present, absent]
+    default: ""
+  handed_out_file:
+    description: File on the control node with it, for messages.
+    type: str
+    default: ""
+  state:
+    description:
+      - V(absent) takes everything back but the release.
+      - V(trusted) changes nothing. It fails where the own CA would sign with another root than O(handed_out), or would
+        have to be made though one was handed out; clients would trust neither.
+    type: str
+    choices: [present, absent, trusted]
     default: present
 attributes:
   check_mode:
@@ -137,6 +148,12 @@ EXAMPLES = r"""
 - name: The proxy is gone
   onprem.vllm.proxy:
     state: absent
+
+- name: Clients trust what the own CA of this host signs
+  onprem.vllm.proxy:
+    state: trusted
+    handed_out: "{{ lookup('ansible.builtin.file', '/srv/proxy-ca.pem') }}"
+    handed_out_file: /srv/proxy-ca.pem
 """
 
 RETURN = r"""
@@ -173,7 +190,7 @@ import pwd
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.proxy import DATABASE, Host, KeyStore, Places, Proxy, ProxyFailed, bring_about, remove
-from ..module_utils.proxy_certificate import Certificate
+from ..module_utils.proxy_certificate import Certificate, CertificateRefused, OwnCa
 
 NEEDED = (
     *("release_path", "litellm_config", "litellm_auth", "litellm_unit", "haproxy_config", "haproxy_unit"),
@@ -211,7 +228,9 @@ def main() -> None:
             "user": {"type": "str", "default": "vllm-proxy"},
             "start_timeout_s": {"type": "int", "default": 180},
             "answer_timeout_s": {"type": "int", "default": 60},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "handed_out": {"type": "str", "default": ""},
+            "handed_out_file": {"type": "str", "default": ""},
+            "state": {"type": "str", "choices": ["present", "absent", "trusted"], "default": "present"},
         },
         required_if=[("state", "present", NEEDED)],
         required_together=[("certificate", "certificate_key")],
@@ -223,6 +242,12 @@ def main() -> None:
             module.exit_json(changed=remove(Places(), check_mode=module.check_mode))
         except ProxyFailed as error:
             module.fail_json(msg=str(error))
+    if given["state"] == "trusted":
+        try:
+            OwnCa(Places().ca).keep(given["handed_out"], given["handed_out_file"])
+        except (CertificateRefused, OSError) as error:
+            module.fail_json(msg=str(error))
+        module.exit_json(changed=False)
     certificate = None
     if given["certificate"]:
         certificate = Certificate(given["certificate"], given["certificate_key"])

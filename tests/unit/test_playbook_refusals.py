@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -204,3 +205,33 @@ def test_teardown_knows_every_directory_and_account_that_it_removes() -> None:
     roots = {name for name in ranges()["paths"] if re.fullmatch(r"(?!.*release_root)\w+_root", name)}
     # Owner and group of the caches come from the plan.
     assert named == roots | {name for name in ranges()["accounts"] if not name.startswith("cache_dirs_")}
+
+
+@pytest.mark.parametrize(
+    ("certificate", "said"),
+    [
+        ("", "A root was handed out before ("),
+        ("no PEM", "The certificate and its key do not belong together"),  # the own CA signs nothing then
+    ],
+)
+def test_a_proxy_does_not_make_a_new_ca_where_a_root_was_handed_out(
+    certificate: str, said: str, tmp_path: Path
+) -> None:
+    """On this machine, which has none of the collection's; with --check, so that it stays so if this fails."""
+    file = tmp_path / "ca.pem"
+    body = base64.b64encode(b"a root").decode()
+    file.write_text(f"-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n", encoding="utf-8")
+    variables = {
+        "litellm_proxy_ca_file": str(file),
+        "litellm_proxy_certificate": certificate,
+        "litellm_proxy_certificate_key": certificate,
+        "litellm_proxy_release_path": "/nowhere",
+        "litellm_proxy_master_key": "x" * 24,
+    }
+    play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "roles": ["onprem.vllm.litellm_proxy"]}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    done = ansible_playbook("-i", "localhost,", "-c", "local", str(tmp_path / "play.yml"), "--check")
+    told = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0
+    assert said in told
+    assert ("TASK [onprem.vllm.litellm_proxy : Group of LiteLLM]" in told) == bool(certificate), "nothing was changed"

@@ -34,6 +34,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate impo
     Certificate,
     CertificateRefused,
     OwnCa,
+    _openssl,
     check,
 )
 from ansible_collections.onprem.vllm.plugins.module_utils.systemd_unit import StartFailed, SystemdError, UnitState
@@ -111,6 +112,42 @@ def test_a_root_that_lost_its_key_is_not_replaced_by_one_that_no_client_trusts(c
     with pytest.raises(CertificateRefused, match=r"is not the one of root\.pem"):
         ca.issue(NAMES)
     assert ca.root.read_bytes() == root
+
+
+def test_a_host_signs_with_the_root_that_clients_were_given_or_not_at_all(ca: OwnCa, tmp_path: Path) -> None:
+    """After a teardown, on a reinstalled host or another one."""
+    ca.keep("", "/srv/ca.pem")
+    ca.keep("no certificate", "/srv/ca.pem")
+    former = OwnCa(tmp_path / "former")
+    former.issue(NAMES)
+    known = former.root.read_text(encoding="utf-8")
+    with pytest.raises(CertificateRefused) as refused:
+        ca.keep(known, "/srv/ca.pem")
+    for part in ("(/srv/ca.pem on", "this host has no CA", f"Put the backup of {ca.directory}", "delete or rename"):
+        assert part in str(refused.value)
+    assert not ca.directory.exists()
+    ca.issue(NAMES)
+    with pytest.raises(CertificateRefused, match="has another") as refused:
+        ca.keep(known, "/srv/ca.pem")
+    for root in (ca.root, former.root):
+        shown = _openssl("x509", "-noout", "-fingerprint", "-sha256", "-in", str(root))
+        assert shown.partition("=")[2].strip() in str(refused.value)
+
+
+def test_the_root_that_was_handed_out_may_stand_among_others_and_in_the_key_s_file_alone(
+    ca: OwnCa, tmp_path: Path
+) -> None:
+    ca.issue(NAMES)
+    other = OwnCa(tmp_path / "other")
+    other.issue(NAMES)
+    known = other.root.read_text(encoding="utf-8") + ca.root.read_text(encoding="utf-8")
+    ca.keep(known, "")
+    ca.root.unlink()
+    ca.keep(known, "")
+    with pytest.raises(CertificateRefused, match="has another"):
+        ca.keep(other.root.read_text(encoding="utf-8"), "")
+    (ca.directory / "root.key").unlink()
+    ca.keep(known, "")  # a CA that lost its root: issuing says so
 
 
 def test_a_client_whose_clock_is_behind_accepts_what_was_just_issued(ca: OwnCa, tmp_path: Path) -> None:
