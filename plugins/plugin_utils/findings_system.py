@@ -118,6 +118,8 @@ def _comes_with_the_rollout(plan: Plan, facts: Facts, package: str) -> bool:
 
 def programs(plan: Plan, facts: Facts) -> Iterator[Finding]:
     """Compilers and headers as each GPU instance's unit would find them."""
+    must_compile = any(wanted["toolkit"] for wanted in plan["needs"]["gpus"])
+    otherwise = "" if must_compile else ", or set vllm_toolchain: none"
     for instance, wanted in gpu_instances(plan):
         found = facts["programs"].get(instance["name"])
         if found is None:
@@ -140,8 +142,7 @@ def programs(plan: Plan, facts: Facts) -> Iterator[Finding]:
                     "toolkit-missing",
                     f"{reason} {where} (PATH {path})",
                     f"nvcc and a C++ compiler for FlashInfer in {wanted['for']}, for vllm_toolchain is toolkit",
-                    "Install the CUDA toolkit (nvcc on PATH or in /usr/local/cuda) and g++, or set "
-                    "vllm_toolchain: none.",
+                    f"Install the CUDA toolkit (nvcc on PATH or in /usr/local/cuda) and g++{otherwise}.",
                 )
     for wanted in plan["needs"]["pythons"]:
         version = wanted["version"]

@@ -309,7 +309,8 @@ class _Composition:
         written = merge_all(profile.settings, decided, *upper)
         alone, _unused = resolve(written)
         several = is_tensor_parallel((alone or {}).get("serve") or {})
-        off = settings_without_toolchain(family, several) if toolchain == "none" else {}
+        without = settings_without_toolchain(family, several)
+        off = without if toolchain == "none" else {}
         base = (self._base(name, release), layer(off, "toolchain none"))
         merged = merge_all(*base, written)
         settings, origins = resolve(merged)
@@ -406,6 +407,8 @@ class _Composition:
                 self.shelf.gdn_key_head_dim(model, profile.about),
             ),
             "_draft": draft,
+            "_toolkit": toolchain == "toolkit"
+            and (self._needs_flashinfer(profile, release) or _is_against(without, result, removals(merged))),
             "_models": list(dict.fromkeys(found for found in (model, draft, *beside) if found is not None)),
             "_networks": networks,
             "_profile": profile,
@@ -624,10 +627,7 @@ class _Composition:
         for path, wanted in leaves(off):
             if len(path) < 2:
                 continue
-            value: Any = found
-            for step in path:
-                value = value.get(step) if isinstance(value, Mapping) else None
-            if value == wanted:
+            if (value := _at(found, path)) == wanted:
                 continue
             place = self._setting(where, path, origins)
             if not self._is_wrong(place):
@@ -1387,6 +1387,7 @@ class _Composition:
                     "compute_capability": wanted.get("compute_capability"),
                     "architectures": list(found["_release"].architectures),
                     "release": found["release"],
+                    "toolkit": found["_toolkit"],
                     "for": f"instance {found['name']}",
                 }
                 for found, (_unused, wanted) in zip(instances, hardware, strict=True)
@@ -1615,6 +1616,23 @@ def _gpu_memory(serve: Mapping[str, Any], release: Release) -> dict[str, Any]:
         return {}
     share = serve.get("gpu-memory-utilization", UTILISATION)
     return {"gpu_memory": {"gpus": gpus_of(serve), "utilization": share}}
+
+
+def _at(settings: Any, path: Sequence[str]) -> Any:
+    """What stands at a path, or in place of a map on the way there; None for nothing."""
+    for step in path:
+        if not isinstance(settings, Mapping):
+            break
+        settings = settings.get(step)
+    return settings
+
+
+def _is_against(wanted: Mapping[str, Any], settings: Mapping[str, Any], removed: Mapping[tuple[str, ...], str]) -> bool:
+    """Whether layers set, or take away, what would be laid below all of them."""
+    return any(
+        _at(settings, path) not in (None, value) or any(path[: len(gone)] == gone for gone in removed)
+        for path, value in leaves(wanted)
+    )
 
 
 def _is_json(value: Any) -> bool:

@@ -195,6 +195,37 @@ def test_a_profile_that_needs_flashinfer_is_not_left_without_it() -> None:
     assert [one["id"] for one in compare(made, without_nvcc(gpu(made, "9.0")))] == ["toolkit-missing"]
 
 
+FUSED = {"pass_config": {"fuse_allreduce_rms": True}}
+FLASHINFER = {"vllm_profiles": {"next": {**NEXT["vllm_profiles"]["next"], "probes": ["has-flashinfer"]}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({}, False),
+        (instance(environment={"VLLM_USE_FLASHINFER_SAMPLER": "0"}), False),
+        (instance(serve={"gdn-prefill-backend": "triton"}), False),
+        (FLASHINFER, True),
+        (instance(environment={"VLLM_USE_FLASHINFER_SAMPLER": "1"}), True),
+        (instance(environment={"VLLM_USE_FLASHINFER_SAMPLER": None}), True),
+        (instance(serve={"gdn-prefill-backend": "flashinfer"}), True),
+        (instance(serve={"gdn-prefill-backend": None}), True),
+        (instance(serve={"tensor-parallel-size": 2, "compilation-config": {"mode": 3}}), False),
+        (instance(serve={"tensor-parallel-size": 2, "compilation-config": FUSED}), True),
+        (instance(serve={"compilation-config": FUSED}), False),
+    ],
+)
+def test_to_do_without_a_toolkit_is_proposed_just_where_the_plan_accepts_it(
+    changes: dict[str, Any], refused: bool
+) -> None:
+    without = compose_plan("gpu1", ["vllm"], {**copy.deepcopy(NEXT), **changes, "vllm_toolchain": "none"})
+    assert bool(without["problems"]) == refused
+    made = plan(vllm_toolchain="toolkit", **changes)
+    assert made["needs"]["gpus"][0]["toolkit"] == refused
+    [found] = [one for one in compare(made, without_nvcc(gpu(made, "9.0", "9.0"))) if one["id"] == "toolkit-missing"]
+    assert ("vllm_toolchain: none" in found["remedy"]) != refused
+
+
 def test_a_toolkit_that_was_there_and_is_gone_changes_no_running_instance() -> None:
     made = plan()
     ran = {"current": {"next": {"gdn-prefill-backend": "flashinfer"}}}
