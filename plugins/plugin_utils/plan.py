@@ -188,6 +188,7 @@ class _Composition:
                     "Define some; write {} where the host shall serve nothing.",
                 )
             instances = [found for name in self.value("vllm_instances") if (found := self._instance(name)) is not None]
+            self._check_hidden()
             self._check_shared_gpus()
             self._check_secrets()
         elif "vllm_instances" in self.set and not {"mirror", "proxy"} & {*self.groups}:
@@ -1494,6 +1495,21 @@ class _Composition:
             if not self._is_wrong(found["where"]):
                 self.problems.append(found)
 
+    def _check_hidden(self) -> None:
+        """What is set for the host and every instance sets itself, which counts: the host's value does nothing."""
+        instances = {name: own or {} for name, own in self.value("vllm_instances").items()}
+        for path, value in leaves(self.value("vllm_host_overrides")):
+            above = {name: _above(own, path, value) for name, own in instances.items()}
+            if not above or not all(above.values()):
+                continue
+            beaten = " and ".join(f"vllm_instances.{name}.{'.'.join(at)}" for name, at in above.items())
+            self._warn(
+                ".".join(("vllm_host_overrides", *path)),
+                f"changes nothing: what counts is {beaten}",
+                "Move it from vllm_instances to vllm_group_overrides (below the host's), or remove this line.",
+                'docs/design.md, "The plan"',
+            )
+
     def _check_shared_gpus(self) -> None:
         gpus: dict[int | str, str] = {}
         everything: str | None = None
@@ -1625,6 +1641,17 @@ def _at(settings: Any, path: Sequence[str]) -> Any:
             break
         settings = settings.get(step)
     return settings
+
+
+def _above(own: Any, path: Sequence[str], value: Any) -> tuple[str, ...]:
+    """Where an upper layer replaces a value at a path with another one; empty where it does not."""
+    for steps, step in enumerate(path, 1):
+        if step not in own:
+            return ()
+        own = own[step]
+        if not isinstance(own, Mapping):
+            return () if steps == len(path) and own == value else tuple(path[:steps])
+    return () if isinstance(value, Mapping) else tuple(path)
 
 
 def _is_against(wanted: Mapping[str, Any], settings: Mapping[str, Any], removed: Mapping[tuple[str, ...], str]) -> bool:

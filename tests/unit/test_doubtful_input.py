@@ -107,6 +107,32 @@ DOUBTFUL = [
             ("ssl_keyfile", "/etc/ssl/private/ours.pem"),
         )
     ),
+    *(
+        (
+            f"{what} of the host that its only instance sets itself",
+            TINY,
+            {**own, "vllm_host_overrides": host},
+            where,
+            part,
+        )
+        for what, host, own, where, part in (
+            (
+                "an argument",
+                {"serve": {"max-num-seqs": 3}},
+                serve(max_num_seqs=5),
+                "vllm_host_overrides.serve.max-num-seqs",
+                "changes nothing: what counts is vllm_instances.glm.serve.max-num-seqs",
+            ),
+            (
+                "an argument taken away",
+                {"serve": {"max-num-seqs": None}},
+                serve(max_num_seqs=5),
+                "vllm_host_overrides.serve.max-num-seqs",
+                "what counts is vllm_instances.glm.serve.max-num-seqs",
+            ),
+            ("a port", {"port": 8001}, {}, "vllm_host_overrides.port", "what counts is vllm_instances.glm.port"),
+        )
+    ),
     ("a user of its own for one role", TINY, {"host_base_user": "llm"}, "host_base_user", "Set vllm_service_user"),
     (
         "a list that the playbooks make",
@@ -167,3 +193,21 @@ def test_arguments_have_one_form_in_the_plan_however_they_are_written() -> None:
 def test_preflight_looks_for_as_many_gpus_as_the_instance_takes(sizes: dict[str, int], count: int) -> None:
     (wanted,) = plan(GPU, **glm(**sizes))["needs"]["gpus"]
     assert wanted["count"] == count
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vllm_host_overrides": {"serve": {"max-num-seqs": 3}}},
+        {"vllm_host_overrides": {"serve": {"max-num-seqs": 5}}, **serve(max_num_seqs=5)},
+        {"vllm_host_overrides": {"serve": {"max-num-seqs": 3}}, **serve(seed=5)},
+        {  # counts for the other instance
+            "vllm_host_overrides": {"serve": {"max-num-seqs": 3}},
+            "vllm_instances": {**serve(max_num_seqs=5)["vllm_instances"], "two": {"profile": "tiny-cpu", "port": 8001}},
+        },
+        {"vllm_host_overrides": {"serve": {"max-num-seqs": 3}}, "vllm_instances": {}},
+    ],
+)
+def test_an_override_of_the_host_that_an_instance_takes_is_no_matter(changes: dict[str, Any]) -> None:
+    made = plan(TINY, **changes)
+    assert [made["problems"], made["warnings"]] == [[], []]
