@@ -8,6 +8,7 @@ A play on a group that does not exist is skipped, and the run ends well.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import yaml
 from .catalogue import COLLECTION, read_yaml
 from .role_variables import Problem, problem
 
-# `proxies` and `vlm` lie above this likeness to a known name, `web` and `gpu` below.
-_LIKE = 0.65
+# Of a name without its plural: `vlm` and `prox` lie above this likeness to a known one, `proxmox` and `proxysql` below.
+# One with another first letter, such as `haproxy`, is a word of its own.
+_LIKE = 0.8
+_PLURAL = re.compile("(?:(ie)|e?)s$")
 _ANSIBLE_S = frozenset({"all", "ungrouped"})
 
 
@@ -63,7 +66,9 @@ def _misspelt(groups: Mapping[str, Sequence[str]], known: Sequence[str]) -> Iter
             or {*hosts} & {h for one in known for h in groups.get(one, ())}
         ):
             continue
-        near = difflib.get_close_matches(name.lower(), [one for one in known if not groups.get(one)], 1, _LIKE)
+        single = _PLURAL.sub(lambda found: "y" if found[1] else "", name.lower())
+        free = [one for one in known if not groups.get(one) and one[0] == single[:1]]
+        near = difflib.get_close_matches(single, free, 1, _LIKE)
         if near:
             what = f"looks like {near[0]} misspelt, a group that has no host"
             yield problem(f"group {name}", what, f"Name it {near[0]}, or make it a child of {near[0]}.")

@@ -19,6 +19,18 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_groups import (
 )
 
 
+@pytest.mark.parametrize("name", ["proxies", "Proxys", "prox", "poxy", "mirrors", "mirrror", "vlms", "vllmm"])
+def test_a_name_that_is_nearly_a_known_one_is_misspelt(name: str) -> None:
+    assert grouped({"all": ["a"], name: ["a"]})["problems"][0]["what"].startswith("looks like ")
+
+
+@pytest.mark.parametrize(
+    "name", ["haproxy", "proxmox", "proxysql", "web", "gpu", "llm", "reverse_proxy", "mirage", "s"]
+)
+def test_a_site_s_own_groups_are_no_misspelt_ones(name: str) -> None:
+    assert grouped({"all": ["a", "b"], name: ["a"], "vllm": ["b"]})["problems"] == []
+
+
 def test_the_groups_are_those_of_the_roles() -> None:
     assert set(known_groups()) == {"mirror", "vllm", "proxy"}
 
