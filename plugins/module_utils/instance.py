@@ -722,7 +722,11 @@ def _carry_out(
 
 def _interrupted(steps: Sequence[Step]) -> list[str]:
     """Those that serve, or may by the time they are restarted: one that is down now may have come back by then."""
-    return [step.instance.name for step in steps if step.restart and step.current is not None]
+    return [
+        step.instance.name
+        for step in steps
+        if step.restart and (step.state.main_pid or step.generations.ready() is not None)
+    ]
 
 
 def _ask_releases(

@@ -386,14 +386,19 @@ def test_refused_arguments_are_told_as_preflight_tells_its_findings(
 
 
 def test_one_that_is_down_now_may_serve_again_when_it_is_restarted() -> None:
-    """An hour may pass between the look at all hosts and the turn of one; a first rollout interrupts nobody."""
+    """An hour may pass between the look at all hosts and the turn of one; what never answered interrupts nobody."""
     steps = [
-        SimpleNamespace(instance=SimpleNamespace(name=name), restart=restart, current=current)
-        for name, restart, current in [
-            ("down", "it was failed", 1),
-            ("serving", "new generation 2", 1),
-            ("unchanged", "", 1),
-            ("first", "new generation 1", None),
+        SimpleNamespace(
+            instance=SimpleNamespace(name=name),
+            restart=restart,
+            state=SimpleNamespace(main_pid=main_pid),
+            generations=SimpleNamespace(ready=lambda ready=ready: ready),
+        )
+        for name, restart, main_pid, ready in [
+            ("down", "it was failed", 0, 1),
+            ("serving", "new generation 2", 7, 1),
+            ("unchanged", "", 7, 1),
+            ("first", "new generation 1", 0, None),
         ]
     ]
     assert instance_module._interrupted(steps) == ["down", "serving"]

@@ -154,6 +154,8 @@ def judged(
     *,
     fails: bool = True,
     present: tuple[str, ...] = ("one", "two", "three"),
+    alone: bool = False,
+    other_proxy: dict[str, object] = HERE,
 ) -> tuple[str, list[list[object]]]:
     """What a run with canaries one and two says, and what it puts back: servers, whether the proxy follows, ports.
 
@@ -194,7 +196,7 @@ def judged(
                 "always": [
                     {
                         "import_tasks": "tasks/put_back.yml",
-                        "vars": {"__servers": servers},
+                        "vars": {"__servers": servers, "__these_alone": alone},
                         "tags": ["vllm_service"],
                     }
                 ],
@@ -202,7 +204,7 @@ def judged(
         ],
     }
     (folder / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
-    hosts = inventory(folder, vllm={"gpu1": host}, proxy={"proxy1": HERE, "proxy2": HERE})
+    hosts = inventory(folder, vllm={"gpu1": host}, proxy={"proxy1": HERE, "proxy2": other_proxy})
     done = ansible_playbook("-i", hosts, str(folder / "play.yml"), "--tags", "vllm_service")
     assert (done.returncode != 0) == fails, done.stdout
     said = " ".join(done.stdout.split())
@@ -241,6 +243,17 @@ def test_a_proxy_that_this_run_comes_to_later_is_told_so(tmp_path: Path) -> None
 def test_what_the_host_has_is_put_back_and_what_was_removed_is_not(tmp_path: Path) -> None:
     _said, back = judged(tmp_path, HERE, worse=[], refused=[], fails=False, present=("two", "left"))
     assert [servers for servers, _follows, _ports in back] == [["gpu1-two", "gpu1-left"]] * 2
+
+
+def test_a_rollback_of_one_puts_back_that_one_alone(tmp_path: Path) -> None:
+    _said, back = judged(tmp_path, HERE, worse=[], refused=[], fails=False, present=("two", "left"), alone=True)
+    assert [servers for servers, _follows, _ports in back] == [["gpu1-two"]] * 2
+
+
+def test_a_canary_goes_back_also_where_a_proxy_does_not_answer(tmp_path: Path) -> None:
+    said, back = judged(tmp_path, HERE, worse=["gpu1-one"], refused=[], other_proxy=LOST)
+    assert "Back on what served before: gpu1-one, gpu1-two." in said
+    assert [servers for servers, _follows, _ports in back] == [["gpu1-one", "gpu1-two", "gpu1-three"]]
 
 
 @pytest.mark.parametrize("accepted", [False, True])
