@@ -163,7 +163,8 @@ def test_a_changed_configuration_moves_every_instance_and_loses_no_request(lab, 
 
 def test_a_run_of_the_proxy_alone_is_not_led_away_from_what_serves():
     """The inventory has the former port again, and another name, and the hosts are left out."""
-    renamed = {"vllm_instances": instances(8001, served_model_name="renamed")}
+    # A team's key for a model that nobody serves is refused.
+    renamed = {"vllm_instances": instances(8001, served_model_name="renamed"), "litellm_proxy_keys": {}}
     for change, said in (({}, "does not answer"), (renamed, "serves tiny-qwen3")):
         with proxy.load() as requests:
             done = play("site", "--limit", "proxy", **change)
