@@ -48,7 +48,10 @@ PyMODINIT_FUNC PyInit_onprem_probe(void) { return PyModule_Create(&probe); }
 KERNEL = (
     '__global__ void onprem_probe(int *x) { *x = 1; }\nextern "C" void run(int *x) { onprem_probe<<<1, 1>>>(x); }\n'
 )
-TOOLKIT = "Install the CUDA toolkit of the release's variant with a C++ compiler, or set vllm_toolchain: none."
+TOOLKIT = (
+    "Install the CUDA toolkit of the release's variant with a C++ compiler; or set vllm_toolchain: none, where the plan"
+    " accepts it."
+)
 
 
 def finding(identifier: str, found: str, needed: str, remedy: str, severity: str = ERROR) -> Finding:
