@@ -155,7 +155,7 @@ def judged(
     fails: bool = True,
     present: tuple[str, ...] = ("one", "two", "three"),
     alone: bool = False,
-    other_proxy: dict[str, object] = HERE,
+    other_proxy: dict[str, object] | None = None,
 ) -> tuple[str, list[list[object]]]:
     """What a run with canaries one and two says, and what it puts back: servers, whether the proxy follows, ports.
 
@@ -204,7 +204,7 @@ def judged(
         ],
     }
     (folder / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
-    hosts = inventory(folder, vllm={"gpu1": host}, proxy={"proxy1": HERE, "proxy2": other_proxy})
+    hosts = inventory(folder, vllm={"gpu1": host}, proxy={"proxy1": HERE, "proxy2": other_proxy or HERE})
     done = ansible_playbook("-i", hosts, str(folder / "play.yml"), "--tags", "vllm_service")
     assert (done.returncode != 0) == fails, done.stdout
     said = " ".join(done.stdout.split())
