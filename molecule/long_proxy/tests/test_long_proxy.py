@@ -65,21 +65,33 @@ def play(name: str, *arguments: str, **variables: object) -> subprocess.Complete
     return done
 
 
+def question(host: str, port: int) -> str:
+    """A command that prints the status of an instance asked without a key, 000 where nobody is reached.
+
+    That nobody answers is what some tests look for, so curl's own failure counts as that answer.
+    """
+    ask = f"curl --silent --output /dev/null --max-time 3 --write-out %{{http_code}} http://{host}:{port}/v1/models"
+    return f"{ask} || true"
+
+
+def answers(lab, host: str, port: int) -> str:
+    return lab("run", "sh", "-c", question(host, port))
+
+
 def test_where_only_the_proxy_may_ask_instances_nobody_else_does(lab, at):
     """A client's packet to an instance's port is dropped, while requests through the proxy go on."""
     address = next(one for one in at("proxy1").interface("eth0").addresses if "." in one)
-    # That nobody answers is an answer here, 000, and curl's failure says no more.
-    ask = "curl --silent --output /dev/null --max-time 3 --write-out %{http_code} http://glm1:8000/v1/models || true"
+    ask = question("glm1", 8000)
     try:
         with proxy.load() as requests:
             done = play("site", "--limit", "glm1", vllm_instance_networks=[f"{address}/32"])
             assert done.returncode == 0, done.stdout
-            assert (lab("run", "sh", "-c", ask), lab("exec", "proxy1", "sh", "-c", ask)) == ("000", "401")
+            assert (answers(lab, "glm1", 8000), lab("exec", "proxy1", "sh", "-c", ask)) == ("000", "401")
         assert proxy.failed(requests) == []
     finally:
         done = play("site", "--limit", "glm1")
     assert done.returncode == 0, done.stdout
-    assert lab("run", "sh", "-c", ask) == "401"
+    assert answers(lab, "glm1", 8000) == "401"
 
 
 def back(lab, name: str) -> None:
@@ -119,12 +131,6 @@ def instances(port: int, **more: object) -> str:
     """``vllm_instances`` of both hosts with another port, and other values besides."""
     wanted = {"profile": "tiny-cpu", "port": port, **more}
     return f"{{{{ {{'glm' if inventory_hostname == 'glm1' else 'gemma': {wanted}}} }}}}"
-
-
-def answers(lab, host: str, port: int) -> str:
-    """The status of an instance that is asked without a key, 000 where nobody is reached."""
-    ask = f"curl --silent --output /dev/null --max-time 3 --write-out %{{http_code}} http://{host}:{port}/v1/models"
-    return lab("run", "sh", "-c", f"{ask} || true")
 
 
 def test_an_upgrade_that_does_not_get_ready_loses_no_request_and_what_came_back_gets_some(lab):
