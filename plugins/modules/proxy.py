@@ -130,8 +130,9 @@ options:
   state:
     description:
       - V(absent) takes everything back but the release.
-      - V(trusted) changes nothing. It fails where the own CA would sign with another root than O(handed_out), or would
-        have to be made though one was handed out; clients would trust neither.
+      - V(trusted) changes nothing. It fails where clients would not accept O(certificate); or, without one, where the
+        own CA would sign with another root than O(handed_out), would have to be made though one was handed out, or ends
+        within O(renew_days).
     type: str
     choices: [present, absent, trusted]
     default: present
@@ -152,6 +153,7 @@ EXAMPLES = r"""
 - name: Clients trust what the own CA of this host signs
   onprem.vllm.proxy:
     state: trusted
+    names: [llm.example.internal]
     handed_out: "{{ lookup('ansible.builtin.file', '/srv/proxy-ca.pem') }}"
     handed_out_file: /srv/proxy-ca.pem
 """
@@ -186,11 +188,13 @@ ca:
 """
 
 import pwd
+import shutil
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.proxy import DATABASE, Host, KeyStore, Places, Proxy, ProxyFailed, bring_about, remove
-from ..module_utils.proxy_certificate import Certificate, CertificateRefused, OwnCa
+from ..module_utils.proxy_certificate import Certificate, CertificateRefused, OwnCa, check
 
 NEEDED = (
     *("release_path", "litellm_config", "litellm_auth", "litellm_unit", "haproxy_config", "haproxy_unit"),
@@ -242,15 +246,15 @@ def main() -> None:
             module.exit_json(changed=remove(Places(), check_mode=module.check_mode))
         except ProxyFailed as error:
             module.fail_json(msg=str(error))
-    if given["state"] == "trusted":
-        try:
-            OwnCa(Places().ca).keep(given["handed_out"], given["handed_out_file"])
-        except (CertificateRefused, OSError) as error:
-            module.fail_json(msg=str(error))
-        module.exit_json(changed=False)
     certificate = None
     if given["certificate"]:
         certificate = Certificate(given["certificate"], given["certificate_key"])
+    if given["state"] == "trusted":
+        try:
+            _look(given, certificate)
+        except (CertificateRefused, OSError) as error:
+            module.fail_json(msg=str(error))
+        module.exit_json(changed=False)
     store = None
     if given["database"]:
         local = DATABASE if given["database"] == "local" else ""
@@ -286,6 +290,23 @@ def main() -> None:
         module.exit_json(**bring_about(Host(proxy), check_mode=module.check_mode))
     except ProxyFailed as error:
         module.fail_json(msg=str(error))
+
+
+def _look(given: dict[str, Any], certificate: Certificate | None) -> None:
+    """Judge what the proxy would serve with, as far as the host lets it: a bare one has no openssl before the roll-out.
+
+    Raises:
+        CertificateRefused: clients would not accept it.
+    """
+    ca = OwnCa(Places().ca)
+    if certificate is None:
+        ca.keep(given["handed_out"], given["handed_out_file"])
+    if shutil.which("openssl") is None:
+        return
+    if certificate is None:
+        ca.due(given["names"], given["renew_days"])
+    else:
+        check(certificate, given["names"])
 
 
 def _owner(user: str) -> tuple[int, int]:

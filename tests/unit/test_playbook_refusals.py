@@ -7,11 +7,14 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 from ansible_collections.onprem.vllm.plugins.module_utils.bundle_manifest import MANIFEST, BundleFile, BundleManifest
+from ansible_collections.onprem.vllm.plugins.module_utils.proxy_certificate import Certificate, CertificateRefused
+from ansible_collections.onprem.vllm.plugins.modules import proxy as proxy_module
 from ansible_collections.onprem.vllm.plugins.plugin_utils.plan_ranges import ranges
 from ansible_collections.onprem.vllm.tests.unit.plan_inputs import MIRROR, RELEASE_ID, TINY
 from ansible_collections.onprem.vllm.tests.unit.test_inventory import PLAYBOOKS, ansible_playbook
@@ -207,14 +210,28 @@ def test_teardown_knows_every_directory_and_account_that_it_removes() -> None:
     assert named == roots | {name for name in ranges()["accounts"] if not name.startswith("cache_dirs_")}
 
 
+def test_a_host_without_openssl_is_not_refused_for_it_before_a_rollout_has_brought_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same certificate is refused where it is there."""
+    own = ["-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "pem"), "-subj", "/CN=other"]
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *own], check=True, capture_output=True)
+    made = Certificate((tmp_path / "pem").read_text(encoding="utf-8"), (tmp_path / "key").read_text(encoding="utf-8"))
+    given = {"names": ["proxy1"], "renew_days": 30, "handed_out": "", "handed_out_file": ""}
+    with pytest.raises(CertificateRefused, match="is not for proxy1"):
+        proxy_module._look(given, made)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    proxy_module._look(given, made)
+
+
 @pytest.mark.parametrize(
     ("certificate", "said"),
     [
         ("", "A root was handed out before ("),
-        ("no PEM", "The certificate and its key do not belong together"),  # the own CA signs nothing then
+        ("no PEM", "The certificate and its key do not belong together"),  # what was handed out does not matter then
     ],
 )
-def test_a_proxy_does_not_make_a_new_ca_where_a_root_was_handed_out(
+def test_a_proxy_is_left_alone_where_clients_would_not_accept_its_certificate(
     certificate: str, said: str, tmp_path: Path
 ) -> None:
     """On this machine, which has none of the collection's; with --check, so that it stays so if this fails."""
@@ -234,4 +251,4 @@ def test_a_proxy_does_not_make_a_new_ca_where_a_root_was_handed_out(
     told = " ".join((done.stdout + done.stderr).split())
     assert done.returncode != 0
     assert said in told
-    assert ("TASK [onprem.vllm.litellm_proxy : Group of LiteLLM]" in told) == bool(certificate), "nothing was changed"
+    assert "TASK [onprem.vllm.litellm_proxy : Group of LiteLLM]" not in told, "nothing was changed"

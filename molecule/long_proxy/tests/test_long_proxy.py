@@ -156,6 +156,27 @@ def test_a_rollback_loses_no_request(lab, at):
     assert proxy.servers(lab)["glm1-glm"] == "UP"
 
 
+def own_certificate(name: str) -> dict[str, str]:
+    """Variables with a certificate of an operator for ``name``; its key is one of the secrets from now on."""
+    pem, key = proxy.WORK / "own.pem", proxy.WORK / "own.key"
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", str(key), "-out", str(pem)]
+    subject = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-days", "30"]
+    subprocess.run(["openssl", "req", "-x509", *made, *subject], check=True, capture_output=True)
+    SECRETS.append(key.read_text().splitlines()[1])
+    return {"litellm_proxy_certificate": pem.read_text(), "litellm_proxy_certificate_key": key.read_text()}
+
+
+def test_a_certificate_that_clients_would_not_accept_stops_the_run_before_any_instance_restarts(at):
+    """With the change that the next test rolls out."""
+    before = started(at)
+    changed = {"vllm_service_nofile": 131072, "vllm_instances": instances(8001)}
+    done = play("site", **changed, **own_certificate("proxy9"))
+    assert done.returncode != 0
+    assert "The certificate is not for proxy1" in done.stdout
+    assert "PLAY [Install beside what serves]" not in done.stdout
+    assert started(at) == before
+
+
 def test_a_changed_configuration_moves_every_instance_and_loses_no_request(lab, at):
     before = started(at)
     with proxy.load() as requests:
@@ -255,25 +276,11 @@ def test_a_new_key_of_the_instances_loses_no_request(lab):
 def test_new_keys_of_clients_and_a_certificate_of_the_operator_lose_no_request(lab):
     """A team's key and the certificate under load; then the master key, with which the load asks."""
     assert [proxy.chat(lab, key=key, max_tokens=4)[0] for key in (TEAM, NEW_TEAM)] == [200, 401]
-    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", f"{proxy.WORK}/own.key"]
-    name = [
-        "-subj",
-        "/CN=proxy1",
-        "-addext",
-        "subjectAltName=DNS:proxy1",
-        "-days",
-        "30",
-        "-out",
-        f"{proxy.WORK}/own.pem",
-    ]
-    subprocess.run(["openssl", "req", "-x509", *made, *name], check=True, capture_output=True)
-    key = (proxy.WORK / "own.key").read_text()
-    SECRETS.append(key.splitlines()[1])
+    own = own_certificate("proxy1")
     changed = {
         "keys_of_instances": {"VLLM_API_KEY": NEW_KEY},
         "litellm_proxy_keys": {"team": {"key": NEW_TEAM, "models": ["tiny-qwen3"]}},
     }
-    own = {"litellm_proxy_certificate": (proxy.WORK / "own.pem").read_text(), "litellm_proxy_certificate_key": key}
     root = (proxy.WORK / "ca.pem").read_text()
     # A client that was told of the change trusts both.
     (proxy.WORK / "ca.pem").write_text(root + own["litellm_proxy_certificate"])
