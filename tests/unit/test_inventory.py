@@ -164,7 +164,11 @@ def test_teardown_takes_the_roles_back_in_reverse() -> None:
     plays = yaml.safe_load((COLLECTION / "playbooks" / "teardown.yml").read_text(encoding="utf-8"))
     catalogue = yaml.safe_load((COLLECTION / "catalogue" / "inventory.yml").read_text(encoding="utf-8"))
     [proxy, vllm, mirror] = [
-        [task["ansible.builtin.import_role"]["name"].removeprefix("onprem.vllm.") for task in play["tasks"]]
+        [
+            task["ansible.builtin.import_role"]["name"].removeprefix("onprem.vllm.")
+            for task in play["tasks"]
+            if "ansible.builtin.import_role" in task
+        ]
         for play in plays
         if play["hosts"] in ("proxy", "vllm", "mirror")
     ]

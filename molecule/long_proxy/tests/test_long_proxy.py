@@ -361,3 +361,16 @@ def test_doctor_names_an_instance_that_the_proxy_does_not_reach(lab, at):
     assert finding["host"] == "proxy1"
     assert finding["found"].startswith("glm1-glm is DOWN: ")
     back(lab, "glm1-glm")
+
+
+def test_a_host_that_is_taken_back_loses_no_request_and_a_model_s_only_one_is_not(lab, at, monkeypatch):
+    monkeypatch.setattr(proxy, "MASTER", NEW_MASTER)
+    with proxy.load() as requests:
+        done = play("teardown", "--limit", "l40s1")
+        assert done.returncode == 0, done.stdout
+    assert proxy.failed(requests) == []
+    assert not at("l40s1").file("/etc/systemd/system/vllm-gemma.service").exists
+    done = play("teardown", "--limit", "glm1")
+    assert done.returncode != 0
+    assert "tiny-qwen3 would have no instance left that is ready" in done.stdout
+    assert proxy.chat(lab, key=NEW_MASTER, max_tokens=4)[0] == 200
