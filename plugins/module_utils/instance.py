@@ -499,21 +499,25 @@ class Host:
 
     def _free_claims(self, steps: Sequence[Step]) -> set[str]:
         """Stop instances that restart anyway and hold a port or GPU that another one needs for its start; which."""
-        due = [step for step in steps if step.restart]
-        stopped = set()
-        for holder in due:
-            served = process_environment(holder.state.main_pid, GENERATION_VARIABLE) if holder.state.main_pid else None
+        holders = self.in_the_way([step.instance.name for step in steps if step.restart], steps)
+        for name in holders:
+            stop(unit_name(name))
+        return set(holders)
+
+    def in_the_way(self, going: Sequence[str], steps: Sequence[Step]) -> list[str]:
+        """Those of ``going`` that run and hold a port or GPU that another instance needs for its start."""
+        found = []
+        for name in going:
+            state = unit_state(unit_name(name))
+            served = process_environment(state.main_pid, GENERATION_VARIABLE) if state.main_pid else None
             if served is None or not served.isdigit():
                 continue
-            manifest = holder.generations.manifest(int(served))
+            manifest = Generations(self.places.etc / name).manifest(int(served))
             gpus = {str(gpu) for gpu in _list(manifest.get("gpus"))}
-            for other in due:
-                content = other.instance.content
-                if other is not holder and (content.port == manifest.get("port") or gpus & set(content.gpus)):
-                    stop(holder.instance.unit)
-                    stopped.add(holder.instance.name)
-                    break
-        return stopped
+            needs = [step.instance.content for step in steps if step.restart and step.instance.name != name]
+            if any(content.port == manifest.get("port") or gpus & {*content.gpus} for content in needs):
+                found.append(name)
+        return found
 
     def _apply(self, step: Step) -> Outcome:
         instance, generations = step.instance, step.generations
@@ -637,7 +641,8 @@ def bring_about(
     Raises:
         InstancesFailed: refused, not ready or interrupted by an error. No secret is in its message.
     """
-    result: dict[str, object] = {"changed": False, "instances": [], "removed": [], "interrupted": [], "diff": []}
+    result: dict[str, object] = {"changed": False, "instances": [], "removed": [], "diff": []}
+    result |= {"interrupted": [], "in_the_way": []}
     instances = [build(entry) for entry in entries]
     names = [instance.name for instance in instances]
     try:
@@ -668,7 +673,7 @@ def _predict(
     steps = [host.look(instance) for instance in instances]
     _ask_releases(host, steps, others, argument_check, result)
     result["removed"] = others
-    result["interrupted"] = [*others, *_interrupted(steps)]
+    _tell_interrupted(host, steps, others, result)
     result["instances"] = [
         Outcome(
             step.instance.name,
@@ -699,7 +704,7 @@ def _carry_out(
     others = host.others([instance.name for instance in instances]) if purge_others else []
     steps = [host.look(instance) for instance in instances]
     _ask_releases(host, steps, others, argument_check, result)
-    result["interrupted"] = [*others, *_interrupted(steps)]
+    _tell_interrupted(host, steps, others, result)
     removed: list[str] = []
     result["removed"] = removed
     for name in others:
@@ -720,13 +725,15 @@ def _carry_out(
     return [outcome.failure for outcome in outcomes if outcome.failure]
 
 
-def _interrupted(steps: Sequence[Step]) -> list[str]:
+def _tell_interrupted(host: Host, steps: Sequence[Step], others: Sequence[str], result: dict[str, object]) -> None:
     """Those that serve, or may by the time they are restarted: one that is down now may have come back by then."""
-    return [
+    restarted = [
         step.instance.name
         for step in steps
         if step.restart and (step.state.main_pid or step.generations.ready() is not None)
     ]
+    result["interrupted"] = [*others, *restarted]
+    result["in_the_way"] = host.in_the_way([*others, *restarted], steps)
 
 
 def _ask_releases(

@@ -203,6 +203,11 @@ interrupted:
   returned: always
   type: list
   elements: str
+in_the_way:
+  description: Those of RV(interrupted) that held a port or GPU that another one needed for its start.
+  returned: always
+  type: list
+  elements: str
 """
 
 from typing import Any

@@ -401,7 +401,10 @@ def test_one_that_is_down_now_may_serve_again_when_it_is_restarted() -> None:
             ("first", "new generation 1", 0, None),
         ]
     ]
-    assert instance_module._interrupted(steps) == ["down", "serving"]
+    host = SimpleNamespace(in_the_way=lambda names, _steps: names[:1])
+    told: dict[str, object] = {}
+    instance_module._tell_interrupted(host, steps, ["removed"], told)
+    assert told == {"interrupted": ["removed", "down", "serving"], "in_the_way": ["removed"]}
 
 
 CHECK = Path(__file__).parents[2] / "roles/vllm_service/files/check_arguments.py"

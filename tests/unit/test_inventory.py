@@ -140,6 +140,8 @@ def imported(tasks: list[dict[str, Any]]) -> list[str]:
     names = []
     for task in tasks:
         names += imported(task.get("block", []))
+        if included := task.get("ansible.builtin.include_tasks"):
+            names += imported(yaml.safe_load((PLAYBOOKS / included).read_text(encoding="utf-8")))
         role = task.get("ansible.builtin.import_role", {})
         names += [role["name"]] if role and "tasks_from" not in role else []
     return names

@@ -29,7 +29,8 @@ def inventory(folder: Path, **groups: dict[str, dict[str, object]]) -> str:
 
 def taking_out(name: str) -> dict[str, Any]:
     """The block of a playbook that has the task which takes out."""
-    tasks = [task for play in yaml.safe_load((PLAYBOOKS / f"{name}.yml").read_text("utf-8")) for task in play["tasks"]]
+    read = yaml.safe_load((PLAYBOOKS / f"{name}.yml").read_text("utf-8"))
+    tasks = [task for play in read for task in play.get("tasks", [play])]
     while True:
         (block,) = [task for task in tasks if "take_out" in str(task.get("block"))]
         if any("take_out" in str(task.get("ansible.builtin.import_tasks")) for task in block["block"]):
@@ -37,7 +38,7 @@ def taking_out(name: str) -> dict[str, Any]:
         tasks = block["block"]
 
 
-@pytest.mark.parametrize("name", ["serve", "reboot", "rollback"])
+@pytest.mark.parametrize("name", ["tasks/restart", "reboot", "rollback"])
 def test_each_playbook_puts_back_whatever_happens(name: str) -> None:
     block = taking_out(name)
     assert block["ignore_unreachable"] is True
@@ -46,7 +47,7 @@ def test_each_playbook_puts_back_whatever_happens(name: str) -> None:
 
 def test_what_follows_a_role_that_could_not_be_run_is_not_done() -> None:
     """What serves on the way back is started behind a firewall, or not at all."""
-    for task, after in itertools.pairwise(taking_out("serve")["block"]):
+    for task, after in itertools.pairwise(taking_out("tasks/restart")["block"]):
         if "ansible.builtin.import_role" in task:
             assert after["ansible.builtin.import_tasks"] == "tasks/reached.yml", task["name"]
 

@@ -18,6 +18,7 @@ UP: dict[str, Any] = {"interrupted": ["m"], "routed": [{"serving": ["m"]}]}
 DOWN: dict[str, Any] = {"interrupted": []}
 MUTE: dict[str, Any] = {"interrupted": ["m"], "routed": [{"serving": []}, {"serving": []}]}
 PROXIES = ("proxy1",)
+MODEL = {"served_model_name": "model", "port": 8000}
 
 
 def stand_in(task: dict[str, Any]) -> dict[str, Any]:
@@ -26,10 +27,11 @@ def stand_in(task: dict[str, Any]) -> dict[str, Any]:
         name: value for name, value in task.items() if name in ("name", "when", "vars", "tags", "ignore_unreachable")
     }
     if task["name"] == "Look which are restarted or removed":
-        return {**kept, "set_fact": {"vllm_service_result": {"interrupted": "{{ interrupted }}"}}}
+        found = {"interrupted": "{{ interrupted }}", "in_the_way": "{{ in_the_way | default([]) }}"}
+        return {**kept, "set_fact": {"vllm_service_result": found}}
     if task["name"] == "Look which of them get requests now":
         return {**kept, "set_fact": {"__routed": {"results": "{{ routed | default([]) }}"}}}
-    if "ansible.builtin.group_by" in task or "ansible.builtin.set_fact" in task:
+    if {"ansible.builtin.group_by", "ansible.builtin.set_fact", "ansible.builtin.include_tasks"} & {*task}:
         return task
     if sections := {
         name: [stand_in(one) for one in task[name]] for name in ("block", "rescue", "always") if name in task
@@ -37,7 +39,10 @@ def stand_in(task: dict[str, Any]) -> dict[str, Any]:
         return {**kept, **sections}
     if "left_alone" in str(task):
         return {**task, "ansible.builtin.import_tasks": str(PLAYBOOKS / "tasks" / "left_alone.yml")}
-    return {**kept, "assert": {"that": "'" + task["name"] + "' not in broken | default([])"}}
+    # Which instances are taken out, and which the role is to look after (none means all).
+    shown = {"Take out": "__servers", START: "vllm_service_only"}.get(task["name"], "[]")
+    message = f"about <{{{{ {shown} | join(' ') }}}}>"
+    return {**kept, "debug": {"msg": message}, "failed_when": f"'{task['name']}' in broken | default([])"}
 
 
 def serve(
@@ -47,12 +52,18 @@ def serve(
     for play in plays:
         play["tasks"] = [stand_in(task) for task in play["tasks"]]
         play["become"] = False
+    turn = yaml.safe_load((PLAYBOOKS / "tasks" / "restart.yml").read_text(encoding="utf-8"))
+    (folder / "tasks").mkdir(exist_ok=True)
+    (folder / "tasks" / "restart.yml").write_text(yaml.safe_dump([stand_in(task) for task in turn]), encoding="utf-8")
     front = {"hosts": "proxy", "gather_facts": False, "tasks": [{"name": "Front", "debug": {}}]}
     (folder / "play.yml").write_text(yaml.safe_dump([*plays, front]), encoding="utf-8")
-    instances = [{"name": "m", "served_model_name": "model", "port": 8000}]
+    plans = {
+        host: {"instances": [{"name": name, **MODEL} for name in one.get("has", ["m"])], "firewall": {"ports": []}}
+        for host, one in hosts.items()
+    }
     variables = {
         "ansible_connection": "local",
-        "vllm_plans": {host: {"instances": instances, "firewall": {"ports": []}} for host in hosts},
+        "vllm_plans": plans,
         **given,
     }
     groups = {"vllm": {"hosts": hosts}, **({"proxy": {"hosts": dict.fromkeys(proxies)}} if proxies else {})}
@@ -155,3 +166,62 @@ def test_a_host_that_failed_before_ends_nothing(tmp_path: Path) -> None:
     done = serve(tmp_path, {"gpu1": {"interrupted": "{{ fails_here }}"}, "gpu2": UP, "gpu3": UP})
     assert batches(done) == [["gpu2"], ["gpu3"]]
     assert batches(done, "Front") == [["proxy1"]]
+
+
+def turns(done: subprocess.CompletedProcess[str], task: str) -> list[list[str]]:
+    """What a task was about, of one host, turn by turn."""
+    texts = re.findall(rf"^TASK \[{re.escape(task)}\].*?(?=^TASK|^PLAY)", done.stdout, re.DOTALL | re.MULTILINE)
+    return [found[1].split() for text in texts if (found := re.search(r"about <(.*?)>", text))]
+
+
+THREE: dict[str, Any] = {
+    "has": ["a", "b", "c"],
+    "interrupted": ["a", "b", "c"],
+    "routed": [{"serving": ["gpu1-a", "gpu1-b"]}],
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "order"),
+    [
+        ({}, [["c"], ["a"], ["b"]]),
+        ({"vllm_max_unavailable": 2}, [["c"], ["a", "b"]]),
+        ({"in_the_way": ["a"]}, [["a", "b", "c"]]),
+    ],
+)
+def test_a_model_s_instances_on_one_host_go_out_in_turns(
+    tmp_path: Path, given: dict[str, object], order: list[list[str]]
+) -> None:
+    done = serve(tmp_path, {"gpu1": {**THREE, **given}, "gpu2": DOWN})
+    assert done.returncode == 0, done.stdout
+    assert batches(done, "Front") == [["proxy1"]]
+    of_gpu1 = done.stdout.partition("PLAY [Serve]")[2].partition("PLAY [Serve]")[2]
+    shown = subprocess.CompletedProcess([], 0, of_gpu1)
+    assert turns(shown, "Take out") == [[f"gpu1-{name}" for name in names] for names in order]
+    assert turns(shown, START) == [*order[:-1], []], "after the last one all are as planned, removed ones too"
+
+
+def test_hosts_that_go_at_once_do_so_whatever_each_restarts(tmp_path: Path) -> None:
+    """And one that has turns left goes on alone."""
+    quiet = {"routed": [{"serving": []}]}
+    hosts = {"gpu1": {**THREE, **quiet}, "gpu2": {"interrupted": ["m"], **quiet}, "gpu3": DOWN}
+    assert batches(serve(tmp_path, hosts)) == [["gpu1", "gpu2", "gpu3"]]
+
+
+@pytest.mark.parametrize("step", ["Take out", START, "Put back"])
+def test_a_turn_that_fails_is_the_last_one(tmp_path: Path, step: str) -> None:
+    done = serve(tmp_path, {"gpu1": {**THREE, "broken": [step]}, "gpu2": UP})
+    assert done.returncode != 0
+    assert batches(done, "Take out") == [["gpu1"]]
+    assert batches(done, "Put back") == [["gpu1"]]
+    said = " ".join(done.stdout.split())
+    assert "gpu1 failed, as the task before says. The run ends here; left as they were: gpu2, proxy1." in said
+
+
+def test_a_canary_is_of_the_first_turn(tmp_path: Path) -> None:
+    given = {"__try_first": True, "__batches": [1], "vllm_canary_share": 10}
+    done = serve(tmp_path, {"gpu1": THREE, "gpu2": UP}, **given)
+    tried = "Try what serves a model first on a share of its requests, and go back where it is worse"
+    assert done.returncode == 0, done.stdout
+    assert batches(done) == [["gpu1"], ["gpu1"], ["gpu1"], ["gpu2"]]
+    assert batches(done, tried) == [["gpu1"]]

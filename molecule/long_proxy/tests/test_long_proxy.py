@@ -163,7 +163,13 @@ def own_certificate(name: str) -> dict[str, str]:
     subject = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-days", "30"]
     subprocess.run(["openssl", "req", "-x509", *made, *subject], check=True, capture_output=True)
     SECRETS.append(key.read_text().splitlines()[1])
-    return {"litellm_proxy_certificate": pem.read_text(), "litellm_proxy_certificate_key": key.read_text()}
+    return given_certificate()
+
+
+def given_certificate() -> dict[str, str]:
+    """Variables with the certificate that was made last."""
+    certificate, key = ((proxy.WORK / f"own.{name}").read_text() for name in ("pem", "key"))
+    return {"litellm_proxy_certificate": certificate, "litellm_proxy_certificate_key": key}
 
 
 def test_a_certificate_that_clients_would_not_accept_stops_the_run_before_any_instance_restarts(at):
@@ -361,6 +367,35 @@ def test_doctor_names_an_instance_that_the_proxy_does_not_reach(lab, at):
     assert finding["host"] == "proxy1"
     assert finding["found"].startswith("glm1-glm is DOWN: ")
     back(lab, "glm1-glm")
+
+
+def test_two_instances_of_a_model_on_one_host_restart_in_turns_and_lose_no_request(lab, at, monkeypatch):
+    """Together they would be more than may be out."""
+    monkeypatch.setattr(proxy, "MASTER", NEW_MASTER)
+
+    def of_host(glm1: dict[str, object], other: dict[str, object]) -> str:
+        return f"{{{{ {glm1} if inventory_hostname == 'glm1' else {other} }}}}"
+
+    wanted = [{"profile": "tiny-cpu", "port": port} for port in (8000, 8001)]
+    key = {"VLLM_API_KEY": NEW_KEY}
+    given = {
+        "vllm_instances": of_host({"glm": wanted[0], "more": wanted[1]}, {"gemma": wanted[0]}),
+        "vllm_secrets": of_host({"glm": key, "more": key}, {"gemma": key}),
+        "litellm_proxy_master_key": NEW_MASTER,
+        **given_certificate(),
+    }
+    hosts = ("--limit", "glm1:proxy1")
+    done = play("site", *hosts, **given)
+    assert done.returncode == 0, done.stdout
+    both = {f"glm1-{name}": f"systemctl show --property=MainPID --value vllm-{name}" for name in ("glm", "more")}
+    assert {name: proxy.servers(lab)[name] for name in both} == dict.fromkeys(both, "UP")
+    before = {name: at("glm1").check_output(command) for name, command in both.items()}
+    with proxy.load() as requests:
+        done = play("site", *hosts, **given, vllm_service_nofile=65536)
+        assert done.returncode == 0, done.stdout
+    assert all(before[name] != at("glm1").check_output(command) for name, command in both.items())
+    assert proxy.failed(requests) == []
+    assert {name: proxy.servers(lab)[name] for name in both} == dict.fromkeys(both, "UP")
 
 
 def test_a_host_that_is_taken_back_loses_no_request_and_a_model_s_only_one_is_not(lab, at, monkeypatch):
