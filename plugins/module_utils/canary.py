@@ -113,6 +113,21 @@ class Answers:
         return f"{self.requests} requests, {shares}{took}"
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of one canary.
+
+    Attributes:
+        text: a line of figures, or why there are none.
+        worse: whether it goes back.
+        decided: whether the figures decided that.
+    """
+
+    text: str
+    worse: bool = False
+    decided: bool = True
+
+
 def journal(since: float) -> str:
     """What HAProxy logged since a time, in seconds of the epoch.
 
@@ -134,8 +149,8 @@ def tried(
     asked: Mapping[str, Asked] | None = None,
     path: Path = SOCKET,
     log: Callable[[float], str] = journal,
-) -> list[str]:
-    """Give instances their share for the time, and compare; a line of figures for each model.
+) -> list[Verdict]:
+    """Give instances their share for the time, and compare; a verdict for each model, none of them worse.
 
     An instance without others of its model that are up has nothing to be compared with, and gets nothing. What it has
     at the end is waited for: a request that hangs is in no log yet.
@@ -151,28 +166,26 @@ def tried(
     """
     canaries = _canaries(names, path)
     follow(canaries, ports or {}, path)
-    elsewhere = refusals(_now(canaries, path), asked or {}, key_counts=False)
-    canaries = [one for one in canaries if one.name not in elsewhere]
+    refused = refusals(_now(canaries, path), asked or {}, key_counts=False)
+    elsewhere = [Verdict(text, decided=False) for text in refused.values()]
+    canaries = [one for one in canaries if one.name not in refused]
     if not canaries:
-        return [*elsewhere.values()]
+        return elsewhere
     for one in canaries:
         order(path, f"set server {one.backend}/{one.name} state drain")
     _wait_up(canaries, path)
     began = time.time()
     redispatched = {one.name: one.redispatched for one in _now(canaries, path)}
 
-    def compared(*, ended: bool) -> list[str]:
+    def compared(*, ended: bool) -> list[Verdict]:
         text = log(began)
-        told, worse = [*elsewhere.values()], {}
+        found = {}
         for one in _now(canaries, path):
             lost = max(0, one.redispatched - redispatched[one.name])
-            line, bad = _compare(one, text, lost, thresholds, ended=ended)
-            told.append(line)
-            if bad:
-                worse[one.name] = line
-        if worse:
+            found[one.name] = _compare(one, text, lost, thresholds, ended=ended)
+        if worse := {name: verdict.text for name, verdict in found.items() if verdict.worse}:
             raise CanaryWorse("\n".join(worse.values()), list(worse))
-        return told
+        return [*elsewhere, *found.values()]
 
     order(path, f"clear map {CANARIES}")
     try:
@@ -193,8 +206,8 @@ def _while(wanted: Callable[[], bool], seconds: float, look: Callable[[], object
         time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
 
 
-def _compare(canary: Server, log: str, lost: int, thresholds: Thresholds, *, ended: bool) -> tuple[str, bool]:
-    """A line of figures, and whether they are worse.
+def _compare(canary: Server, log: str, lost: int, thresholds: Thresholds, *, ended: bool) -> Verdict:
+    """The verdict of one.
 
     Before the end only what cannot become good any more is: few requests say little.
     """
@@ -204,19 +217,19 @@ def _compare(canary: Server, log: str, lost: int, thresholds: Thresholds, *, end
     told = f"{canary.name}: {mine}; the others of {canary.backend.removeprefix(PREFIX)}: {others}"
     more_percent = mine.failed_percent(others) - others.errors_percent
     if canary.status.startswith("DOWN"):
-        return f"{told}. It went down ({canary.status}).", True
+        return Verdict(f"{told}. It went down ({canary.status}).", worse=True)
     if mine.requests >= FEW and more_percent > HOPELESS_PERCENT:
-        return f"{told}. It was not tried any longer.", True
+        return Verdict(f"{told}. It was not tried any longer.", worse=True)
     if not ended:
-        return told, False
+        return Verdict(told)
     if mine.requests < thresholds.requests:
-        return f"{told}. Fewer than {thresholds.requests} requests decide nothing.", False
+        return Verdict(f"{told}. Fewer than {thresholds.requests} requests decide nothing.", decided=False)
     if more_percent > thresholds.errors_percent:
         beyond = "what was refused or given up beyond chance among them"
-        return f"{told}. At most {thresholds.errors_percent:g} % more may fail, {beyond}.", True
+        return Verdict(f"{told}. At most {thresholds.errors_percent:g} % more may fail, {beyond}.", worse=True)
     if mine.median_s and others.median_s and mine.median_s > thresholds.slowdown * others.median_s:
-        return f"{told}. It may take at most {thresholds.slowdown:g} times as long.", True
-    return told, False
+        return Verdict(f"{told}. It may take at most {thresholds.slowdown:g} times as long.", worse=True)
+    return Verdict(told)
 
 
 def read_answers(log: str, backend: str, wanted: Callable[[str], bool], lost: int = 0, under_way: int = 0) -> Answers:

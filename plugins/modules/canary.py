@@ -67,7 +67,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 answers:
-  description: A line of figures for each model.
+  description: For each model a line of figures, or why there are none.
   returned: success
   type: list
   elements: str
@@ -106,15 +106,15 @@ def main() -> None:
     )
     try:
         ports = {name: int(port) for name, port in given["ports"].items()}
-        answers = tried(given["servers"], thresholds, ports=ports, asked=asked_with())
+        verdicts = tried(given["servers"], thresholds, ports=ports, asked=asked_with())
     except CanaryWorse as error:
         module.fail_json(msg=str(error), worse=error.names)
     except (CanaryUnseen, SocketError) as error:
         module.fail_json(msg=str(error), worse=[])
-    for line in answers:
-        if line.endswith(("decide nothing.", "or roll back.")):
-            module.warn(line)
-    module.exit_json(changed=False, answers=answers)
+    for verdict in verdicts:
+        if not verdict.decided:
+            module.warn(verdict.text)
+    module.exit_json(changed=False, answers=[verdict.text for verdict in verdicts])
 
 
 if __name__ == "__main__":

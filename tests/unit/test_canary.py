@@ -11,6 +11,7 @@ from ansible_collections.onprem.vllm.plugins.module_utils.canary import (
     CanaryUnseen,
     CanaryWorse,
     Thresholds,
+    Verdict,
     read_answers,
     tried,
 )
@@ -37,7 +38,7 @@ def test_it_gets_its_share_alone_for_the_time_and_as_good_as_the_others_it_passe
     same = log(*[line("a")] * 10, *[line("b")] * 60, *[line("c")] * 30)
     with running(haproxy, tmp_path / "s") as path:
         (told,) = tried(["a"], BRIEF, path=path, log=same)
-    assert told == (
+    assert told == Verdict(
         "a: 10 requests, 0.0 % failed, 0.0 % refused, 0.0 % given up, median 0.200 s; "
         "the others of m: 90 requests, 0.0 % failed, 0.0 % refused, 0.0 % given up, median 0.200 s"
     )
@@ -95,7 +96,8 @@ def test_one_that_fails_more_or_takes_longer_is_worse_and_keeps_no_share(tmp_pat
 def test_what_is_no_worse_passes(tmp_path, lines):
     with running(HAProxy(a="DRAIN", b="UP"), tmp_path / "s") as path:
         (told,) = tried(["a"], BRIEF, path=path, log=log(*lines))
-    assert told.endswith("decide nothing.") == (len(lines) == 109)
+    few = len(lines) == 109
+    assert (told.worse, told.decided, told.text.endswith("decide nothing.")) == (False, not few, few)
 
 
 def test_requests_that_another_answered_in_its_place_are_its_own_errors():
@@ -113,7 +115,7 @@ def test_what_hangs_is_waited_for_and_has_failed_where_it_has_no_end(tmp_path, m
         haproxy.sessions["a"] = [9] * 6 + [0]
         (told,) = tried(["a"], BRIEF, path=path, log=text)
         assert haproxy.sessions["a"] == [0]
-        assert "10 requests, 0.0 % failed, 0.0 % refused, 0.0 % given up" in told
+        assert "10 requests, 0.0 % failed, 0.0 % refused, 0.0 % given up" in told.text
         haproxy.sessions["a"] = [3]  # long streams
         tried(["a"], BRIEF, path=path, log=text)
         haproxy.sessions["a"] = [30]
@@ -128,7 +130,8 @@ def test_one_that_serves_another_model_now_is_not_compared_with_the_former_s(tmp
     with running(haproxy, tmp_path / "s") as path, instance("key", models=("new",)) as port:
         haproxy.ports["a"] = port
         (told,) = tried(["a"], BRIEF, asked={"m": Asked("m", "key")}, path=path, log=log())
-        assert told.startswith("a: serves new, and this proxy asks it for m")
+        assert told.text.startswith("a: serves new, and this proxy asks it for m")
+        assert not told.decided, "the module warns of it"
         assert haproxy.orders == []
         tried(["a"], BRIEF, asked={"m": Asked("new", "key")}, path=path, log=log())
     assert f"add map {MAP} a 10" in haproxy.orders
