@@ -12,11 +12,11 @@ from ansible_collections.onprem.vllm.plugins.plugin_utils.turns import turns as 
 
 
 def turns(
-    interrupted: object, serving: object, instances: object, host: str, at_a_time: int, in_the_way: object
+    interrupted: object, serving: object, instances: object, host: str, at_a_time: int, together: object
 ) -> list[list[str]]:
     """Names of instances, a list for each turn."""
     return put_in_turns(
-        plain(interrupted), plain(serving), plain(instances), str(host), max(int(at_a_time), 1), plain(in_the_way)
+        plain(interrupted), plain(serving), plain(instances), str(host), max(int(at_a_time), 1), plain(together)
     )
 
 

@@ -519,6 +519,19 @@ class Host:
                 found.append(name)
         return found
 
+    def together(self, going: Sequence[str], steps: Sequence[Step]) -> list[str]:
+        """Those of ``going`` for which no order of single ones works: in the way of another, or to serve another model.
+
+        A proxy counts the instances of the former model, and asks for it.
+        """
+        found = set(self.in_the_way(going, steps))
+        for step in steps:
+            name, process = step.instance.name, step.state.main_pid
+            model = process_environment(process, f"{RESERVED}MODEL") if process and name in going else None
+            if model not in (None, step.instance.served_model_name):
+                found.add(name)
+        return [name for name in going if name in found]
+
     def _apply(self, step: Step) -> Outcome:
         instance, generations = step.instance, step.generations
         outcome = Outcome(instance.name, step.number, changed=step.changes, reason=step.restart)
@@ -642,7 +655,7 @@ def bring_about(
         InstancesFailed: refused, not ready or interrupted by an error. No secret is in its message.
     """
     result: dict[str, object] = {"changed": False, "instances": [], "removed": [], "diff": []}
-    result |= {"interrupted": [], "in_the_way": []}
+    result |= {"interrupted": [], "together": []}
     instances = [build(entry) for entry in entries]
     names = [instance.name for instance in instances]
     try:
@@ -733,7 +746,7 @@ def _tell_interrupted(host: Host, steps: Sequence[Step], others: Sequence[str], 
         if step.restart and (step.state.main_pid or step.generations.ready() is not None)
     ]
     result["interrupted"] = [*others, *restarted]
-    result["in_the_way"] = host.in_the_way([*others, *restarted], steps)
+    result["together"] = host.together([*others, *restarted], steps)
 
 
 def _ask_releases(

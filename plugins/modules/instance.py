@@ -203,8 +203,10 @@ interrupted:
   returned: always
   type: list
   elements: str
-in_the_way:
-  description: Those of RV(interrupted) that held a port or GPU that another one needed for its start.
+together:
+  description:
+    - Those of RV(interrupted) for which no order of single ones works, as they held a port or GPU that another one
+      needed for its start, or served another model.
   returned: always
   type: list
   elements: str

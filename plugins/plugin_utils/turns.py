@@ -14,7 +14,7 @@ def turns(
     instances: Sequence[Mapping[str, Any]],
     host: str,
     at_a_time: int,
-    in_the_way: Sequence[str],
+    together: Sequence[str],
 ) -> list[list[str]]:
     """Names of the instances that go out together, a list for each turn; one empty list where none goes out.
 
@@ -25,9 +25,10 @@ def turns(
         serving: those that get requests, as the routes call them, ``<host>-<instance>``.
         instances: those of the host's plan, each with ``name`` and ``served_model_name``.
         at_a_time: how many of a model may go out together.
-        in_the_way: those that hold a port or GPU which another one needs. No order of single ones works then.
+        together: those for which no order of single ones works, for they hold a port or GPU that another one needs, or
+            change the model. All go out together then.
     """
-    if in_the_way:
+    if together:
         return [list(interrupted)]
     models = {str(one["name"]): str(one["served_model_name"]) for one in instances}
     found: list[list[str]] = [[]]
@@ -40,6 +41,6 @@ def turns(
         found += [[] for _ in range(len(batches) - len(found))]
         for turn, batch in zip(found, batches, strict=False):
             turn.extend(batch)
-    # What the plan has no more is removed with the last, as all that is no restart is done then.
-    found[-1] += [name for name in interrupted if name not in models]
-    return found
+    removed = [name for name in interrupted if name not in models]
+    # Last, as all that is no restart; and alone, for its model may be one of those before.
+    return [turn for turn in [*found, removed] if turn] or [[]]

@@ -401,10 +401,27 @@ def test_one_that_is_down_now_may_serve_again_when_it_is_restarted() -> None:
             ("first", "new generation 1", 0, None),
         ]
     ]
-    host = SimpleNamespace(in_the_way=lambda names, _steps: names[:1])
+    host = SimpleNamespace(together=lambda names, _steps: names[:1])
     told: dict[str, object] = {}
     instance_module._tell_interrupted(host, steps, ["removed"], told)
-    assert told == {"interrupted": ["removed", "down", "serving"], "in_the_way": ["removed"]}
+    assert told == {"interrupted": ["removed", "down", "serving"], "together": ["removed"]}
+
+
+def test_what_has_another_model_by_now_restarts_together_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy asks all of them for the former one until its own turn comes."""
+    steps = [
+        SimpleNamespace(
+            instance=SimpleNamespace(name=name, served_model_name="new"),
+            state=SimpleNamespace(main_pid=pid),
+            restart="x",
+        )
+        for name, pid in [("same", 1), ("renamed", 2), ("down", 0), ("as it was", 3)]
+    ]
+    models = {1: "new", 2: "former", 3: "former"}
+    monkeypatch.setattr(instance_module, "process_environment", lambda pid, _name: models.get(pid))
+    host = Host(Limits())
+    monkeypatch.setattr(host, "in_the_way", lambda _going, _steps: ["removed"])
+    assert host.together(["removed", "same", "renamed", "down"], steps) == ["removed", "renamed"]
 
 
 CHECK = Path(__file__).parents[2] / "roles/vllm_service/files/check_arguments.py"

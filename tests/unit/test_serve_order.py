@@ -13,6 +13,7 @@ import pytest
 import yaml
 from ansible_collections.onprem.vllm.tests.unit.test_inventory import PLAYBOOKS, ansible_playbook
 
+READ = "Have vLLM read the arguments of all before the first of several turns"
 START = "Start each instance, ready by a completion of its own"
 UP: dict[str, Any] = {"interrupted": ["m"], "routed": [{"serving": ["m"]}]}
 DOWN: dict[str, Any] = {"interrupted": []}
@@ -27,7 +28,7 @@ def stand_in(task: dict[str, Any]) -> dict[str, Any]:
         name: value for name, value in task.items() if name in ("name", "when", "vars", "tags", "ignore_unreachable")
     }
     if task["name"] == "Look which are restarted or removed":
-        found = {"interrupted": "{{ interrupted }}", "in_the_way": "{{ in_the_way | default([]) }}"}
+        found = {"interrupted": "{{ interrupted }}", "together": "{{ together | default([]) }}"}
         return {**kept, "set_fact": {"vllm_service_result": found}}
     if task["name"] == "Look which of them get requests now":
         return {**kept, "set_fact": {"__routed": {"results": "{{ routed | default([]) }}"}}}
@@ -39,8 +40,13 @@ def stand_in(task: dict[str, Any]) -> dict[str, Any]:
         return {**kept, **sections}
     if "left_alone" in str(task):
         return {**task, "ansible.builtin.import_tasks": str(PLAYBOOKS / "tasks" / "left_alone.yml")}
-    # Which instances are taken out, and which the role is to look after (none means all).
-    shown = {"Take out": "__servers", START: "vllm_service_only"}.get(task["name"], "[]")
+    # Which instances are taken out and put back, and which the role is to look after (none means all).
+    shown = {
+        "Take out": "__servers",
+        "Put back": "__servers",
+        "Open the firewall": "nftables_ports | map(attribute='port')",
+        START: "vllm_service_only",
+    }.get(task["name"], "[]")
     message = f"about <{{{{ {shown} | join(' ') }}}}>"
     return {**kept, "debug": {"msg": message}, "failed_when": f"'{task['name']}' in broken | default([])"}
 
@@ -58,7 +64,10 @@ def serve(
     front = {"hosts": "proxy", "gather_facts": False, "tasks": [{"name": "Front", "debug": {}}]}
     (folder / "play.yml").write_text(yaml.safe_dump([*plays, front]), encoding="utf-8")
     plans = {
-        host: {"instances": [{"name": name, **MODEL} for name in one.get("has", ["m"])], "firewall": {"ports": []}}
+        host: {
+            "instances": [{"name": name, **MODEL} for name in one.get("has", ["m"])],
+            "firewall": {"ports": one.get("opens", [])},
+        }
         for host, one in hosts.items()
     }
     variables = {
@@ -186,7 +195,7 @@ THREE: dict[str, Any] = {
     [
         ({}, [["c"], ["a"], ["b"]]),
         ({"vllm_max_unavailable": 2}, [["c"], ["a", "b"]]),
-        ({"in_the_way": ["a"]}, [["a", "b", "c"]]),
+        ({"together": ["a"]}, [["a", "b", "c"]]),
     ],
 )
 def test_a_model_s_instances_on_one_host_go_out_in_turns(
@@ -199,6 +208,9 @@ def test_a_model_s_instances_on_one_host_go_out_in_turns(
     shown = subprocess.CompletedProcess([], 0, of_gpu1)
     assert turns(shown, "Take out") == [[f"gpu1-{name}" for name in names] for names in order]
     assert turns(shown, START) == [*order[:-1], []], "after the last one all are as planned, removed ones too"
+    # What the last one starts is no matter of those before.
+    assert turns(shown, "Put back") == [[f"gpu1-{name}" for name in names] for names in (*order[:-1], THREE["has"])]
+    assert len(batches(shown, READ)) == (len(order) > 1), "a bad argument of the last one is told before the first turn"
 
 
 def test_hosts_that_go_at_once_do_so_whatever_each_restarts(tmp_path: Path) -> None:
@@ -215,7 +227,18 @@ def test_a_turn_that_fails_is_the_last_one(tmp_path: Path, step: str) -> None:
     assert batches(done, "Take out") == [["gpu1"]]
     assert batches(done, "Put back") == [["gpu1"]]
     said = " ".join(done.stdout.split())
-    assert "gpu1 failed, as the task before says. The run ends here; left as they were: gpu2, proxy1." in said
+    assert "gpu1 failed, as the task before says. Of gpu1's instances these were not restarted: a, b." in said
+    assert "The run ends here; left as they were: gpu2, proxy1." in said
+
+
+def test_a_port_that_an_instance_leaves_in_a_later_turn_stays_open_until_then(tmp_path: Path) -> None:
+    """Two turns come before it."""
+    opens = [{"for": "instance b", "port": 8000, "networks": ["10.0.0.0/8"]}]
+    routed = [{"serving": ["gpu1-a", "gpu1-b", "gpu1-c"]}]
+    hosts = {"gpu1": {**THREE, "has": ["b", "c"], "opens": opens, "routed": routed}}
+    done = serve(tmp_path, hosts, __before={"instances": [{"name": "a", "port": 8001}]})
+    assert turns(done, "Take out") == [["gpu1-b"], ["gpu1-c"], ["gpu1-a"]]
+    assert turns(done, "Open the firewall") == [["8000", "8001"]] * 3
 
 
 def test_a_canary_is_of_the_first_turn(tmp_path: Path) -> None:

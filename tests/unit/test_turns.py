@@ -25,8 +25,10 @@ def test_what_gets_no_requests_goes_at_once_before_what_gets_some() -> None:
     assert turns(["a1", "a2", "a3", "b1"], serving("a1", "b1"), PLAN, "h", 1, []) == [["a2", "a3", "b1"], ["a1"]]
 
 
-def test_what_is_removed_goes_last_and_what_is_in_the_way_with_all() -> None:
-    assert turns(["old", "a1", "a2"], serving("a1", "a2", "old"), PLAN, "h", 1, []) == [["a1"], ["a2", "old"]]
+def test_what_is_removed_goes_last_and_alone_and_what_has_no_turn_of_its_own_with_all() -> None:
+    """The plan does not say whether it served the others' model."""
+    assert turns(["old", "a1", "a2"], serving("a1", "a2", "old"), PLAN, "h", 1, []) == [["a1"], ["a2"], ["old"]]
+    assert turns(["old"], serving("old"), PLAN, "h", 1, []) == [["old"]]
     assert turns(["old", "a1", "a2"], serving("a1", "a2", "old"), PLAN, "h", 1, ["old"]) == [["old", "a1", "a2"]]
 
 

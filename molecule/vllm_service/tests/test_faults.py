@@ -442,7 +442,7 @@ def test_only_what_changed_restarts():
     before = shown(A, "MainPID"), shown(B, "MainPID")
     answer = drive([good(A, 8100), good(B, 8101, max_model_len=512)])
     assert [one["restarted"] for one in answer["result"]["instances"]] == [False, True]
-    assert answer["result"]["in_the_way"] == []
+    assert answer["result"]["together"] == []
     assert shown(A, "MainPID") == before[0]
     assert shown(B, "MainPID") != before[1]
     again = drive([good(A, 8100), good(B, 8101, max_model_len=512)])
@@ -453,7 +453,7 @@ def test_only_what_changed_restarts():
 def test_ports_may_be_exchanged():
     begin(good(A, 8100), good(B, 8101))
     foreseen = drive([good(A, 8101), good(B, 8100)], check_mode=True)
-    assert foreseen["result"]["in_the_way"] == [A, B]
+    assert foreseen["result"]["together"] == [A, B]
     begin(good(A, 8101), good(B, 8100))
     assert (served_generation(A), served_generation(B)) == ("2", "2")
 
@@ -470,7 +470,7 @@ def test_one_renamed_leaves_nothing_and_its_port_is_free():
             "systemctl daemon-reload"
         )
     assert answer["result"]["removed"] == [A]
-    assert answer["result"]["in_the_way"] == [A]
+    assert answer["result"]["together"] == [A]
     found = "find /etc /var/lib/vllm /var/cache/vllm -name '*fault-a*'; systemctl list-units --all -q '*fault-a*'"
     assert shell(found) == ""
     assert served_generation(B) == "1"
