@@ -8,6 +8,7 @@ import base64
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,19 @@ def test_teardown_removes_nothing_that_is_the_system_s() -> None:
         assert part in done.stdout + done.stderr, part
     assert "UNREACHABLE" not in done.stdout
     assert "no-such" not in done.stdout, "what else is wrong is no reason to keep a host as it is"
+
+
+@pytest.mark.parametrize(("limit", "looked"), [("all", False), ("vllm", True)])
+def test_teardown_asks_the_proxies_that_stay(limit: str, looked: bool, tmp_path: Path) -> None:
+    """On this machine, which has nothing of the collection's, with --check."""
+    folder = inventory(tmp_path, vllm="gpu1", proxy="proxy1")
+    here = {"ansible_connection": "local", "ansible_become": False, "ansible_python_interpreter": sys.executable}
+    done = ansible_playbook(
+        *("-i", folder, "playbooks/teardown.yml", "--check", "--limit", limit, "-e", json.dumps(here)),
+        ANSIBLE_DISPLAY_SKIPPED_HOSTS="false",
+    )
+    assert done.returncode == 0, done.stdout
+    assert ("[Look what the host runs]" in done.stdout) == looked
 
 
 @pytest.mark.parametrize(

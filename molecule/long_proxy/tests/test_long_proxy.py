@@ -339,11 +339,10 @@ def test_keys_lie_in_files_of_root_alone_and_in_no_log(at, files_with, said_on):
                 assert path.startswith(allowed), (host, path)
                 assert (file.user, file.mode) == ("root", 0o400), (host, path)
                 found[secret].add(host)
+    # What was replaced or refused is nowhere.
     held = {
-        proxy.MASTER: set(),
+        **{secret: set() for secret in SECRETS},
         NEW_MASTER: {"proxy1"},
-        TEAM: set(),
-        NEW_TEAM: set(),
         OLD_KEY: {"glm1", "l40s1"},  # generations to roll back to
         NEW_KEY: {"proxy1", "glm1", "l40s1"},
         SECRETS[-1]: {"proxy1"},
