@@ -174,7 +174,7 @@ def set_by_playbooks() -> set[str]:
 
     playbooks = (COLLECTION / "playbooks").glob("**/*.yml")
     pairs = [pair for path in playbooks for pair in handed(yaml.safe_load(path.read_text(encoding="utf-8")))]
-    told = re.compile(r"vllm_plan|vllm_routes|vllm_secrets|__backend_keys|hostvars|_pruned|_result")
+    told = re.compile(r"vllm_plan|vllm_routes|vllm_secrets|__backend_keys|__turn|hostvars|_pruned|_result")
     return {name for name, value in pairs if told.search(str(value)) and not name.startswith("__")}
 
 
