@@ -38,7 +38,8 @@ def turns(
         up = [name for name in names if name not in down]
         batches = [down] if down else []
         batches += [up[first : first + at_a_time] for first in range(0, len(up), at_a_time)]
-        found += [[] for _ in range(len(batches) - len(found))]
+        while len(found) < len(batches):
+            found.append([])
         for turn, batch in zip(found, batches, strict=False):
             turn.extend(batch)
     removed = [name for name in interrupted if name not in models]
